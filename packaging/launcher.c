@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Starts nvhook's hot entries: `nvhook-prestart ARG…` becomes
+ *
+ *     PYTHON -I -S -B ENTRY prestart ARG…
+ *
+ * in an environment that nobody outside chose. It is linked statically: with a dynamic loader in between, an
+ * image's LD_PRELOAD would have run before the first line below (CVE-2025-23266), and Python reads variables
+ * of its own. -I and -S keep the working directory, the user's folders and .pth files off sys.path; -B keeps
+ * root from writing byte code beside files that a package manager owns.
+ *
+ * The two paths are written into the installed copy over the marks below (hook/install.py), or compiled in
+ * by a package. A copy with a mark still in it refuses.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PATH_BYTES = 256, ARGUMENTS_MAX = 1024 };
+
+#ifdef PYTHON
+static const char python[PATH_BYTES] = PYTHON;
+static const char entry[PATH_BYTES] = ENTRY;
+#else
+/* Not const, or the compiler would fold the marks into the comparisons below. */
+__attribute__((used)) static char python[PATH_BYTES] = "@PYTHON@";
+__attribute__((used)) static char entry[PATH_BYTES] = "@ENTRY@";
+#endif
+
+/* What may come in from outside. The rootless state folder is trusted by owner and mode, never by name. */
+static const char *const allowed[] = {"XDG_RUNTIME_DIR"};
+
+static const char prefix[] = "nvhook-";
+
+/* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
+static char locale[] = "LC_ALL=C.UTF-8";
+static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+static void say(const char *text)
+{
+    /* Nothing can be done about a closed stderr; the exit status says it too. */
+    if (write(STDERR_FILENO, text, strlen(text)) < 0)
+        return;
+}
+
+static int fail(const char *what, const char *detail, const char *remedy)
+{
+    say("nvhook: error: ");
+    say(what);
+    say(detail);
+    say("\n  remedy: ");
+    say(remedy);
+    say("\n");
+    return 1;
+}
+
+static const char *base_name(const char *name)
+{
+    const char *slash = strrchr(name, '/');
+
+    return slash ? slash + 1 : name;
+}
+
+static void fill_environment(char **to, char *const *from)
+{
+    size_t count = 0;
+
+    to[count++] = locale;
+    to[count++] = path;
+    for (size_t i = 0; i < sizeof allowed / sizeof *allowed; i++) {
+        size_t length = strlen(allowed[i]);
+        for (char *const *have = from; *have; have++) {
+            if (strncmp(*have, allowed[i], length) == 0 && (*have)[length] == '=') {
+                to[count++] = *have;
+                break;
+            }
+        }
+    }
+    to[count] = NULL;
+}
+
+int main(int argc, char **argv, char **environment)
+{
+    static char *arguments[ARGUMENTS_MAX + 8];
+    char *clean[3 + sizeof allowed / sizeof *allowed];
+    const char *name = base_name(argc > 0 ? argv[0] : "");
+    int count = 0;
+
+    if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
+        return fail("this launcher is not installed: no interpreter is written into it", "",
+                    "run `nvhook install`, or install the nvhook package");
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0)
+        return fail("started under a name that is no hook: ", name,
+                    "let the hook's args[0] be the launcher's own name, such as nvhook-prestart");
+    if (argc > ARGUMENTS_MAX)
+        return fail("more than 1024 arguments", "", "call the hook with the arguments of its registration");
+    arguments[count++] = (char *)python;
+    arguments[count++] = "-I";
+    arguments[count++] = "-S";
+    arguments[count++] = "-B";
+    arguments[count++] = (char *)entry;
+    arguments[count++] = (char *)name + sizeof prefix - 1;
+    for (int i = 1; i < argc; i++)
+        arguments[count++] = argv[i];
+    fill_environment(clean, environment);
+    execve(python, arguments, clean);
+    return fail("cannot start ", python, errno == ENOENT ? "the interpreter is gone: run `nvhook install` again"
+                                                         : "check the interpreter's permissions");
+}
