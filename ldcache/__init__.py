@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The glibc loader cache, `/etc/ld.so.cache`, without ldconfig.
+
+`cache` reads and writes the file and knows its order, `merge` puts the libraries of one folder into it,
+`elf` reads the soname of a shared object; all three are bytes in, bytes out, and treat what they read as
+hostile. The lowest room, so it also holds what every room needs: `errors`, the compiled system calls `_sys`
+behind `kernel`, and `root`, which opens paths inside a container's root. `cli` is the command `ldcache`.
+
+A container's cache becomes one that finds a driver's libraries so:
+
+    fd = root.open(...)
+    data = cache.read(fd)
+    known = cache.parse(data) if data else cache.empty()
+    ours = [cache.Entry(soname, folder + b"/" + soname, flags)]
+    text = cache.serialize(merge.merge(known, folder, ours, whole_folder=False, win=False))
+
+Names are bytes throughout, as the kernel and the loader have them: a name that is no UTF-8 needs no care.
+Knows nothing of GPUs or containers. Only `cli` is cold; every other module may be imported while a container
+starts.
+"""

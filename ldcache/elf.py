@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loader cache needs to know of a shared object: its soname and machine.
+
+Hot. Reads by `pread` on a descriptor alone, a few kilobytes, and treats every number in the file as hostile. It
+follows ldconfig (`elf/readelflib.c`): the last PT_DYNAMIC counts, DT_STRTAB is an address that the first PT_LOAD
+holding it maps to the file, and an offset where none does.
+"""
+
+from __future__ import annotations
+
+import posix
+import struct
+
+MAX_HEADERS = 128
+MAX_DYNAMIC = 1 << 20
+MAX_SONAME = 255
+
+ET_DYN = 3
+PT_LOAD = 1
+PT_DYNAMIC = 2
+DT_NULL = 0
+DT_STRTAB = 5
+DT_SONAME = 14
+
+# Program headers stand right behind the ELF header in what linkers write, and the dynamic section is often near.
+_FIRST_READ = 2048
+
+
+class InvalidElf(ValueError):
+    """No ELF file, or one outside our limits."""
+
+    __slots__ = ()
+
+
+class ElfFacts:
+    """`soname` (None without DT_SONAME), `elf_class` 32 or 64, `machine` (e_machine), `e_flags`, and `shared`.
+
+    `shared` says ET_DYN with a dynamic section: what ldconfig takes for a library. A position-independent program
+    is one too.
+    """
+
+    __slots__ = ("e_flags", "elf_class", "machine", "shared", "soname")
+
+    def __init__(self, soname: bytes | None, elf_class: int, machine: int, e_flags: int, shared: bool) -> None:
+        self.soname = soname
+        self.elf_class = elf_class
+        self.machine = machine
+        self.e_flags = e_flags
+        self.shared = shared
+
+
+class _Layout:
+    """How one class and byte order lays out the header, the program headers and the dynamic entries."""
+
+    __slots__ = ("dynamic", "elf_class", "header", "segment", "wide")
+
+    def __init__(self, elf_class: int, prefix: str) -> None:
+        self.elf_class = elf_class
+        self.wide = elf_class == 64
+        # From e_type on: type, machine, version, entry, phoff, shoff, flags, ehsize, phentsize, phnum.
+        self.header = struct.Struct(prefix + ("2HI3QI3H" if self.wide else "2HI3II3H"))
+        self.segment = struct.Struct(prefix + ("2I6Q" if self.wide else "8I"))
+        self.dynamic = struct.Struct(prefix + ("2Q" if self.wide else "2I"))
+
+
+# e_ident: class at 4, byte order at 5.
+_LAYOUTS = {
+    b"\x7fELF\x01\x01": _Layout(32, "<"),
+    b"\x7fELF\x01\x02": _Layout(32, ">"),
+    b"\x7fELF\x02\x01": _Layout(64, "<"),
+    b"\x7fELF\x02\x02": _Layout(64, ">"),
+}
+
+
+def read(fd: int) -> ElfFacts:
+    """The facts of the ELF file open at `fd`. InvalidElf for anything else; OSError as pread gives it."""
+    status = posix.fstat(fd)
+    if status.st_mode & 0o170000 != 0o100000:
+        raise InvalidElf("not a regular file")
+    size = status.st_size
+    head = posix.pread(fd, _FIRST_READ, 0)
+    layout = _LAYOUTS.get(head[:6])
+    if layout is None or len(head) < 64:
+        raise InvalidElf("not an ELF file")
+    kind, machine, _, _, phoff, _, e_flags, _, phentsize, phnum = layout.header.unpack_from(head, 16)
+    loads, dynamic = _segments(fd, head, layout, phoff, phentsize, phnum)
+    shared = kind == ET_DYN and dynamic is not None
+    soname = _soname(fd, size, layout, loads, dynamic) if shared and dynamic else None
+    return ElfFacts(soname, layout.elf_class, machine, e_flags, shared)
+
+
+def _read_exactly(fd: int, length: int, offset: int, what: str) -> bytes:
+    data = posix.pread(fd, length, offset) if offset < 1 << 63 else b""
+    if len(data) < length:
+        raise InvalidElf(f"{what} is outside the file")
+    return data
+
+
+def _segments(
+    fd: int, head: bytes, layout: _Layout, phoff: int, phentsize: int, phnum: int
+) -> tuple[list[tuple[int, int, int]], tuple[int, int] | None]:
+    """Each PT_LOAD as (address, offset, bytes in the file), and the last PT_DYNAMIC as (offset, bytes)."""
+    if phnum > MAX_HEADERS:
+        raise InvalidElf(f"{phnum} program headers, more than {MAX_HEADERS}")
+    if phnum and phentsize != layout.segment.size:
+        raise InvalidElf(f"program headers of {phentsize} bytes")
+    length = phnum * phentsize
+    table = head[phoff : phoff + length]
+    if len(table) < length:
+        table = _read_exactly(fd, length, phoff, "program header table")
+    loads = []
+    dynamic = None
+    for fields in layout.segment.iter_unpack(table):
+        kind = fields[0]
+        if kind == PT_LOAD or kind == PT_DYNAMIC:
+            # The 64-bit header has p_flags in second place.
+            offset, address, _, filesize = fields[2:6] if layout.wide else fields[1:5]
+            if kind == PT_LOAD:
+                loads.append((address, offset, filesize))
+            elif filesize:
+                dynamic = offset, filesize
+    return loads, dynamic
+
+
+def _soname(
+    fd: int, size: int, layout: _Layout, loads: list[tuple[int, int, int]], dynamic: tuple[int, int]
+) -> bytes | None:
+    offset, length = dynamic
+    if length > MAX_DYNAMIC:
+        raise InvalidElf(f"dynamic section of {length} bytes, more than {MAX_DYNAMIC}")
+    table = _read_exactly(fd, length - length % layout.dynamic.size, offset, "dynamic section")
+    strings = name = None
+    for tag, value in layout.dynamic.iter_unpack(table):
+        if tag == DT_NULL:
+            break
+        if tag == DT_STRTAB:
+            strings = value
+        elif tag == DT_SONAME:
+            name = value
+    if name is None:
+        return None
+    if strings is None:
+        raise InvalidElf("dynamic section names no string table")
+    at = strings
+    for address, place, filesize in loads:
+        if address <= strings < address + filesize:
+            at = strings - address + place
+            break
+    if at + name >= size:
+        raise InvalidElf("soname is outside the file")
+    text, end, _ = posix.pread(fd, MAX_SONAME + 1, at + name).partition(b"\0")
+    if not end:
+        raise InvalidElf(f"soname is longer than {MAX_SONAME} bytes, or the file ends in it")
+    return text
