@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The driver's other files: programs, data files, firmware, and the sockets of its daemons."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from cdi.host import fingerprint, table
+from cdi.host.libraries import SUBFOLDERS, place
+from ldcache import root
+
+RELEASE = "/proc/sys/kernel/osrelease"
+FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
+
+# Folders of a whole system, whose bin, share and firmware are looked into anyway.
+SYSTEM_TOPS = ("", "/usr", "/usr/local")
+
+
+def own_tops(folders: list[str]) -> list[str]:
+    """Where a driver that lies by itself has its other files: /usr/local/nvidia for /usr/local/nvidia/lib64."""
+    tops = []
+    for folder in folders:
+        top, _, name = folder.rpartition("/")
+        if name in ("lib", "lib64", "lib32") and top not in SYSTEM_TOPS:
+            tops.append(top)
+    return list(dict.fromkeys(tops))
+
+
+def programs(recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str]) -> list[dict[str, Any]]:
+    """The driver's programs. Where to look does not depend on the caller's PATH: that is another machine's."""
+    places = [f"{top}/bin" for top in own_tops(folders)] + list(table.PROGRAM_FOLDERS)
+    found = []
+    for name, group in table.PROGRAMS:
+        path = next((real for folder in places if (real := _program(recorder, base, f"{folder}/{name}"))), None)
+        if path is not None:
+            found.append({"path": base.prefix + path, "name": name, "capability": group})
+    return found
+
+
+def _program(recorder: fingerprint.Recorder, base: fingerprint.Base, path: str) -> str | None:
+    real = recorder.file(base, path)
+    if real is None:
+        return None
+    mode = root.stat(base.fd, real).st_mode
+    return real if stat.S_ISREG(mode) and mode & 0o111 else None
+
+
+def data_files(
+    recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str], version: str
+) -> list[dict[str, Any]]:
+    """The files by which GLVND, EGL, Vulkan, OpenCL, OptiX and X.Org find the driver.
+
+    The driver's own share comes first, since what is there is of its version. `links` are names to make beside
+    the file, each a link to it.
+    """
+    places = [f"{top}/{name}" for top in own_tops(folders) for name in ("share", "etc")]
+    places += table.DATA_FOLDERS
+    if base.prefix:
+        # GKE's installer puts vulkan/ at the top of the driver root.
+        places.append("")
+    found = []
+    for item in table.DATA_FILES:
+        real = next((real for folder in places if (real := _regular(recorder, base, f"{folder}/{item.name}"))), None)
+        if real is not None:
+            found.append(_file(base.prefix + real, item.container_path, item.group))
+    return found + list(_xorg(recorder, base, folders, version))
+
+
+def _file(path: str, container_path: str, group: str, links: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "path": path,
+        "container_path": container_path,
+        "capability": group,
+        "kind": "graphics",
+        "links": list(links),
+    }
+
+
+def _regular(recorder: fingerprint.Recorder, base: fingerprint.Base, path: str) -> str | None:
+    real = recorder.file(base, path)
+    return real if real is not None and stat.S_ISREG(root.stat(base.fd, real).st_mode) else None
+
+
+def _xorg(
+    recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str], version: str
+) -> Iterator[dict[str, Any]]:
+    server = f"{table.XORG_SERVER}.{version}"
+    whole = [folder for folder in folders if folder.rpartition("/")[2] not in SUBFOLDERS]
+    tops = list(dict.fromkeys([*whole, *table.XORG_TOPS]))
+    for name, links in ((table.XORG_DRIVER, ()), (server, (table.XORG_SERVER,))):
+        paths = (f"{top}/{inner}/{name}" for top in tops for inner in table.XORG_FOLDERS)
+        real = next((real for path in paths if (real := _regular(recorder, base, path))), None)
+        if real is not None:
+            yield _file(base.prefix + real, real, "graphics", links)
+
+
+def firmware(
+    recorder: fingerprint.Recorder,
+    base: fingerprint.Base,
+    host: fingerprint.Base,
+    folders: list[str],
+    version: str,
+) -> list[dict[str, Any]]:
+    """The GSP firmware of this driver, from all places where the kernel looks, and the driver's own.
+
+    A container has it where the driver's user space would look for it, wherever the host keeps it.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for where, folder in _firmware_folders(recorder.root_fd, base, host, folders):
+        real = recorder.file(where, f"{folder}/nvidia/{version}")
+        try:
+            names = root.listdir(where.fd, real) if real is not None else []
+        except OSError:
+            names = []
+        for name in names:
+            if name.startswith("gsp") and name.endswith(".bin") and name not in found:
+                path = _regular(recorder, where, f"{real}/{name}")
+                if path is not None:
+                    inside = f"/lib/firmware/nvidia/{version}/{name}"
+                    found[name] = {"path": where.prefix + path, "container_path": inside}
+    return [found[name] for name in sorted(found)]
+
+
+def _firmware_folders(
+    root_fd: int, base: fingerprint.Base, host: fingerprint.Base, folders: list[str]
+) -> Iterator[tuple[fingerprint.Base, str]]:
+    configured = fingerprint.text(root_fd, FIRMWARE_PATH).strip().rstrip("/")
+    if configured.startswith("/"):
+        yield place(base, host, configured)
+    release = fingerprint.text(root_fd, RELEASE).strip()
+    for pattern in table.FIRMWARE_FOLDERS:
+        if release or "{" not in pattern:
+            yield base, pattern.format(release=release)
+    for top in own_tops(folders):
+        yield base, f"{top}/firmware"
+
+
+def sockets(
+    recorder: fingerprint.Recorder, base: fingerprint.Base, host: fingerprint.Base
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Sockets that answer and the MPS folder, and warnings about sockets that do not.
+
+    A daemon may run in the driver's container or on the host, so both are looked at.
+    """
+    bases = [base] if base.prefix == host.prefix else [base, host]
+    found, warnings = [], []
+    for name, group in table.SOCKETS:
+        for where in bases:
+            path = next((real for run in table.RUN_FOLDERS if (real := recorder.entry(where, f"{run}/{name}"))), None)
+            if path is None:
+                continue
+            reason = refusal(where.fd, path)
+            if reason is not None:
+                warnings.append(f"{where.prefix}{path} is left out: {reason}")
+                continue
+            found.append(_socket(where.prefix + path, f"/run/{name}", group, "socket"))
+            break
+    folder, warning = _mps(recorder, host)
+    return found + folder, warnings + warning
+
+
+def _socket(path: str, container_path: str, group: str, kind: str) -> dict[str, Any]:
+    return {"path": path, "container_path": container_path, "capability": group, "kind": kind}
+
+
+def refusal(root_fd: int, path: str) -> str | None:
+    """Why a socket can't be used, or None if somebody answers. A daemon that died leaves its file behind."""
+    try:
+        fd = root.open_path(root_fd, path)
+    except OSError as error:
+        return error.strerror or "it can't be opened"
+    try:
+        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+            return "it is no socket"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+            client.setblocking(False)
+            # By way of the descriptor: sun_path holds 108 bytes, and the name can't change under us.
+            client.connect(f"/proc/self/fd/{fd}")
+    except OSError as error:
+        # Somebody listens whose queue is full, or for another type of socket.
+        return None if error.errno in (errno.EAGAIN, errno.EPROTOTYPE) else error.strerror
+    finally:
+        os.close(fd)
+    return None
+
+
+def _mps(recorder: fingerprint.Recorder, host: fingerprint.Base) -> tuple[list[dict[str, Any]], list[str]]:
+    path = recorder.entry(host, table.MPS_FOLDER)
+    if path is None:
+        return [], []
+    status = root.stat(host.fd, path)
+    if not stat.S_ISDIR(status.st_mode):
+        return [], [f"{path} is left out: it is no folder"]
+    # Anybody can make a folder in /tmp and listen there for other users' CUDA programs.
+    if status.st_uid not in (0, os.geteuid()):
+        return [], [f"{path} is left out: it belongs to uid {status.st_uid}"]
+    return [_socket(host.prefix + path, table.MPS_FOLDER, "compute", "directory")], []

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The inventory: all that this host has of NVIDIA's, as one JSON value (schema 1), and the verb that prints it.
+
+All paths in it are host paths: as if `--host-root` were `/`, with the driver root in front where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from cdi import VERSION
+from cdi.host import driver, files, fingerprint, gpus, libraries, nodes, nvml, store
+from cdi.host.store import Options
+from ldcache import root
+from ldcache.errors import NvhookError
+
+# A GPU that could not be powered up is looked at again after this many seconds.
+FAULT_PAUSE = 60.0
+
+NVML_MODES = ("never", "auto", "always")
+
+
+def gather(options: Options, folder: int | None = None, previous: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Look at the host and return its inventory. Raises NvhookError where no driver is loaded.
+
+    `folder` is open on the place where what NVML hung on is remembered. What only NVML could tell and
+    `previous`, an earlier inventory, holds is taken from there if the same module is still loaded.
+    """
+    root_fd = open_host(options.host_root)
+    try:
+        return _gather(root_fd, options, folder, previous)
+    finally:
+        os.close(root_fd)
+
+
+def open_host(path: str) -> int:
+    """The host's root, or the folder that stands for it."""
+    try:
+        return root.open_root(path)
+    except OSError as error:
+        raise NvhookError(f"cannot open the host root {path}: {error.strerror}", "give an existing folder") from error
+
+
+def _gather(root_fd: int, options: Options, folder: int | None, previous: dict[str, Any] | None) -> dict[str, Any]:
+    recorder = fingerprint.Recorder(root_fd)
+    recorder.kernel()
+    loaded = driver.read(root_fd, options.host_root)
+    host = fingerprint.Base(root_fd, "")
+    base = _base(recorder, host, options.driver_root, "driver root")
+    dev = _base(recorder, host, options.dev_root, "dev root")
+    try:
+        recorder.file(host, "/etc/nvhook/config.toml")
+        found, faults = gpus.read(root_fd)
+        parts = libraries.read(recorder, loaded, base, host, options.library_search_path)
+        node_list, node_warnings = nodes.read(recorder, dev, found)
+        socket_list, socket_warnings = files.sockets(recorder, base, host)
+        result: dict[str, Any] = {
+            "schema": store.SCHEMA,
+            "nvhook": VERSION,
+            "options": options.to_json(),
+            "driver": loaded.to_json(None),
+            "gpus": [gpu.to_json() for gpu in found],
+            "faults": [fault.to_json() for fault in faults],
+            "libraries": [library.to_json() for library in parts.libraries],
+            "programs": files.programs(recorder, base, parts.folders),
+            "files": files.data_files(recorder, base, parts.folders, loaded.version),
+            "firmware": files.firmware(recorder, base, host, parts.folders, loaded.version),
+            "sockets": socket_list,
+            "nodes": node_list,
+            "warnings": parts.warnings + node_warnings + socket_warnings,
+        }
+    finally:
+        for one in (base, dev):
+            if one is not host:
+                os.close(one.fd)
+    if any(not fault.lasting for fault in faults):
+        recorder.until(FAULT_PAUSE)
+    result["fingerprint"] = recorder.fingerprint()
+    _carry_over(result, previous)
+    _ask_nvml(result, options, folder)
+    return result
+
+
+def _base(recorder: fingerprint.Recorder, host: fingerprint.Base, path: str, what: str) -> fingerprint.Base:
+    if not path.rstrip("/"):
+        return host
+    recorder.resolve(host, path)
+    return driver.open_root(host.fd, path, what)
+
+
+def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None:
+    """Keep what NVML told earlier, as long as neither the boot nor the module nor its GPUs are others."""
+    if previous is None or previous.get("nvhook") != VERSION:
+        return
+    try:
+        if _module(previous) != _module(result):
+            return
+        cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: gpu["uuid"] for gpu in previous["gpus"]}
+    except (KeyError, TypeError, IndexError):
+        # Somebody edited it; it is of no use then.
+        return
+    result["driver"]["cuda"] = cuda
+    for gpu in result["gpus"]:
+        if gpu["uuid"] is None:
+            gpu["uuid"] = known.get(gpu["bus_id"])
+
+
+def _module(inventory: dict[str, Any]) -> list[Any]:
+    return [item for item in inventory["fingerprint"] if item[0] in ("text", "names")]
+
+
+def _ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> None:
+    forced = options.nvml == "always"
+    asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or gpu["uuid"] is None]
+    if options.nvml == "never" or not (asked or forced):
+        return
+    mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
+    library = next(mine, None)
+    if library is None:
+        version = result["driver"]["version"]
+        result["warnings"].append(f"NVML is not asked: libnvidia-ml.so.{version} is in no library folder")
+        return
+    boot_id = next(value for kind, path, value in result["fingerprint"] if path == fingerprint.BOOT_ID)
+    back_off = nvml.BackOff(folder, boot_id)
+    path = options.host_root.rstrip("/") + library["path"]
+    answer = nvml.ask(path, asked, options.nvml_timeout, back_off, force=forced)
+    result["driver"]["cuda"] = answer.cuda or result["driver"]["cuda"]
+    for gpu in result["gpus"]:
+        gpu["uuid"] = gpu["uuid"] or answer.uuids.get(gpu["bus_id"])
+    result["warnings"] += answer.warnings
+
+
+def _loads(library: dict[str, Any]) -> bool:
+    """Whether this very interpreter can load it."""
+    return bool(library["class"] == (64 if sys.maxsize > 1 << 32 else 32))
+
+
+def current(options: Options, refresh: bool = False, lock_held: bool = False) -> tuple[dict[str, Any], str | None]:
+    """The inventory as a command prints it: the kept one if it holds and is complete, else a new one, kept.
+
+    And why a new one could not be kept, for callers without a place of their own.
+    """
+    root_fd = open_host(options.host_root)
+    try:
+        try:
+            folder = store.make_folder(root_fd, options.host_root)
+        except NvhookError as error:
+            return gather(options), error.what
+        lock = None
+        try:
+            kept = store.load(folder)
+            if kept is not None and not refresh and _will_do(root_fd, kept, options):
+                return kept, None
+            if not lock_held:
+                lock = store.take_lock(folder, time.monotonic() + store.DEADLINE)
+            made = gather(options, folder, kept)
+            store.save(folder, made)
+            return made, None
+        finally:
+            if lock is not None:
+                os.close(lock)
+            os.close(folder)
+    finally:
+        os.close(root_fd)
+
+
+def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
+    if store.stale(root_fd, kept, options) is not None or options.nvml == "always":
+        return False
+    return options.nvml == "never" or store.has_uuids(kept)
+
+
+def add_root_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that looks at a host."""
+    add = parser.add_argument
+    add("--host-root", type=os.path.abspath, default="/", metavar="DIR", help="the folder that stands for the host's /")
+    add("--driver-root", type=host_path, default="/", metavar="DIR", help="where the driver's files lie, on the host")
+    add("--dev-root", type=host_path, metavar="DIR", help="where /dev lies, on the host; default: the driver root")
+    add(
+        "--library-search-path",
+        type=host_path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of the driver's libraries, looked into first; repeatable",
+    )
+    add("--nvml", choices=NVML_MODES, default="auto", help="auto: only for UUIDs the kernel lacks")
+    add("--nvml-timeout", type=seconds, default=10.0, metavar="S", help="for each answer of NVML; default: 10")
+
+
+def host_path(text: str) -> str:
+    """An argument that names a folder on the host, where the working directory means nothing."""
+    if not text.startswith("/"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not absolute")
+    # Not normpath: it takes `link/..` away unseen.
+    return "/" + "/".join(part for part in text.split("/") if part not in ("", "."))
+
+
+def seconds(text: str) -> float:
+    """An argument that is a time to wait."""
+    value = float(text)
+    if not 0 < value < 86400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait")
+    return value
+
+
+def options_of(arguments: argparse.Namespace) -> Options:
+    """The Options that those arguments say."""
+    return Options(
+        host_root=arguments.host_root,
+        driver_root=arguments.driver_root,
+        dev_root=arguments.dev_root,
+        library_search_path=tuple(arguments.library_search_path),
+        nvml=arguments.nvml,
+        nvml_timeout=arguments.nvml_timeout,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `nvhook inventory`."""
+    add_root_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print it as JSON, fingerprint included")
+    parser.add_argument("--refresh", action="store_true", help="look again even if what is kept still holds")
+    parser.add_argument("--quiet", action="store_true", help="print nothing")
+    # A hot process holds the lock for the child that renews the inventory for it.
+    parser.add_argument("--lock-held", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """`nvhook inventory`. Raises NvhookError."""
+    made, not_kept = current(options_of(arguments), arguments.refresh, arguments.lock_held)
+    if not_kept is not None:
+        if arguments.lock_held:
+            raise NvhookError(not_kept, "run as root, or set XDG_RUNTIME_DIR")
+        print(f"nvhook: warning: {not_kept}", file=sys.stderr)
+    if arguments.json:
+        print(json.dumps(made, indent=2))
+    elif not arguments.quiet:
+        print(table(made))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The verb as a program of its own: what `store` starts as its child."""
+    parser = argparse.ArgumentParser(prog="nvhook inventory", description="What this host has of NVIDIA's.")
+    add_arguments(parser)
+    try:
+        return run(parser.parse_args(argv))
+    except NvhookError as error:
+        print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
+        return 1
+
+
+def table(made: dict[str, Any]) -> str:
+    """An inventory for people."""
+    loaded = made["driver"]
+    cuda = f", CUDA {loaded['cuda']}" if loaded["cuda"] else ""
+    flavour = f", {loaded['flavour']} module" if loaded["flavour"] else ""
+    blocks = [f"driver {loaded['version']}{flavour}{cuda}"]
+    blocks.append(_gpu_rows(made))
+    blocks.append(_rows("libraries", made["libraries"], ("capability", "class", "path", "soname", "links")))
+    blocks.append(_rows("programs", made["programs"], ("capability", "path")))
+    blocks.append(_rows("graphics files", made["files"], ("capability", "path", "container_path")))
+    blocks.append(_rows("firmware", made["firmware"], ("path",)))
+    blocks.append(_rows("sockets", made["sockets"], ("capability", "kind", "path")))
+    blocks.append(_node_rows(made["nodes"]))
+    blocks += [f"warning: {text}" for text in made["warnings"]]
+    return "\n".join(block for block in blocks if block)
+
+
+def _gpu_rows(made: dict[str, Any]) -> str:
+    rows = [["index", "minor", "bus id", "UUID", "NUMA", "name"]]
+    for gpu in made["gpus"]:
+        values = (gpu[name] for name in ("index", "minor", "bus_id", "uuid", "numa_node", "name"))
+        rows.append(["-" if value is None else str(value) for value in values])
+    lines = ["GPUs:", *_aligned(rows)] if made["gpus"] else ["GPUs: none"]
+    return "\n".join([*lines, *(f"  left out: {fault['bus_id']}: {fault['reason']}" for fault in made["faults"])])
+
+
+def _node_rows(found: list[dict[str, Any]]) -> str:
+    rows = []
+    for node in found:
+        owner = f"{node['uid']}:{node['gid']}"
+        rows.append([node["role"], node["host_path"], f"{node['major']}:{node['minor']}", f"{node['mode']:04o}", owner])
+    return "\n".join(["nodes:", *_aligned(rows)]) if rows else "nodes: none"
+
+
+def _rows(title: str, items: list[dict[str, Any]], names: tuple[str, ...]) -> str:
+    if not items:
+        return f"{title}: none"
+    rows = []
+    for item in items:
+        values = (item[name] for name in names)
+        rows.append([" ".join(value) if isinstance(value, list) else str(value) for value in values])
+    return "\n".join([f"{title}: {len(items)}", *_aligned(rows)])
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The device nodes of the driver and of its GPUs.
+
+A node is taken only if it is a character device, no link, and has the numbers that the kernel says it should
+have: after a reload of nvidia-uvm its dynamic major is another one, and an old node leads to another driver.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import Any
+
+from cdi.host import fingerprint, gpus
+from ldcache import root
+
+DEVICES = "/proc/devices"
+DEVICES_MAX = 65536
+
+# Minors of the driver's own major (nv.h).
+CONTROL_MINOR = 255
+MODESET_MINOR = 254
+# Up to the 545 branch the major was registered as nvidia-frontend.
+MAJOR_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")
+
+DRM_NAME = re.compile(r"(card|renderD)(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A node to look for: its path inside the dev root, and its numbers as far as the kernel tells them.
+
+    `needed`: its absence is worth a word (nvidia-modeset's is not: most servers have none).
+    """
+
+    path: str
+    role: str
+    major: int | None = None
+    minor: int | None = None
+    gpu: str | None = None
+    needed: bool = True
+
+
+def read(
+    recorder: fingerprint.Recorder, dev: fingerprint.Base, found: list[gpus.Gpu]
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The nodes that are there, and warnings about those that are not, or are not what they should be."""
+    nodes, warnings = [], []
+    for wanted in _wanted(recorder.root_fd, found):
+        recorder.node(dev, wanted.path)
+        try:
+            nodes.append(_node(dev, wanted))
+        except FileNotFoundError:
+            if wanted.needed:
+                warnings.append(f"{dev.prefix}{wanted.path} is missing")
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            warnings.append(f"{dev.prefix}{wanted.path} is left out: {reason}")
+    # Nodes of DRM come with the module nvidia-drm, which may be loaded later.
+    recorder.file(dev, "/dev/dri")
+    return nodes, warnings
+
+
+def _wanted(root_fd: int, found: list[gpus.Gpu]) -> list[Wanted]:
+    majors = character_majors(root_fd)
+    nvidia = next((majors[name] for name in MAJOR_NAMES if name in majors), None)
+    uvm = majors.get("nvidia-uvm")
+    wanted = [
+        Wanted("/dev/nvidiactl", "control", nvidia, CONTROL_MINOR),
+        Wanted("/dev/nvidia-uvm", "uvm", uvm, 0),
+        Wanted("/dev/nvidia-uvm-tools", "uvm-tools", uvm, 1),
+        Wanted("/dev/nvidia-modeset", "modeset", nvidia, MODESET_MINOR, needed=False),
+    ]
+    wanted += [Wanted(gpu.node, "gpu", nvidia, gpu.minor, gpu.bus_id) for gpu in found]
+    for gpu in found:
+        wanted += _drm(root_fd, gpu.bus_id)
+    return wanted
+
+
+def _drm(root_fd: int, bus_id: str) -> list[Wanted]:
+    # Not controlD*: it may vanish, and one missing node fails a whole CDI request.
+    folder = f"{gpus.PCI}/{bus_id}/drm"
+    try:
+        names = [found for name in root.listdir(root_fd, folder) if (found := DRM_NAME.fullmatch(name))]
+    except OSError:
+        return []
+    wanted = []
+    for name in sorted(names, key=lambda found: (found[1], int(found[2]))):
+        major, _, minor = fingerprint.text(root_fd, f"{folder}/{name[0]}/dev").strip().partition(":")
+        wanted.append(Wanted(f"/dev/dri/{name[0]}", "drm", _number(major), _number(minor), bus_id))
+    return wanted
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdigit() else None
+
+
+def character_majors(root_fd: int) -> dict[str, int]:
+    """Driver names and majors of /proc/devices' first part; later lines of one name do not count."""
+    try:
+        text = root.read_file(root_fd, DEVICES, DEVICES_MAX).decode("utf-8", "replace")
+    except OSError:
+        return {}
+    majors: dict[str, int] = {}
+    for line in text.partition("Block devices:")[0].splitlines():
+        major, _, name = line.strip().partition(" ")
+        if major.isdigit():
+            majors.setdefault(name, int(major))
+    return majors
+
+
+def _node(dev: fingerprint.Base, wanted: Wanted) -> dict[str, Any]:
+    """Raises OSError where there is none, and ValueError for one that is not what it should be."""
+    status = root.stat(dev.fd, wanted.path, follow=False)
+    if not stat.S_ISCHR(status.st_mode):
+        kind = "a link" if stat.S_ISLNK(status.st_mode) else "no character device"
+        raise ValueError(f"it is {kind}")
+    major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
+    if wanted.major not in (None, major) or wanted.minor not in (None, minor):
+        expected = ":".join("?" if number is None else str(number) for number in (wanted.major, wanted.minor))
+        raise ValueError(f"it is device {major}:{minor}, and the kernel says {expected}")
+    return {
+        "path": wanted.path,
+        "host_path": dev.prefix + wanted.path,
+        "major": major,
+        "minor": minor,
+        "mode": stat.S_IMODE(status.st_mode),
+        "uid": status.st_uid,
+        "gid": status.st_gid,
+        "role": wanted.role,
+        "gpu": wanted.gpu,
+    }

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asking NVML, which may take seconds, crash, or hang in the kernel for good.
+
+So it is asked in a child process, and only about GPUs whose UUID the kernel does not tell. The child prints
+one JSON line before it turns to a GPU and one with what it learned, so that nothing learned is lost. Each of
+its answers has a deadline. At the deadline it is killed and given up, never waited for: a process that hangs
+in a driver call takes no signal. The GPU that it was asking about is remembered and left alone for a while; a
+new child asks about the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cdi.host import fingerprint, gpus, store
+from ldcache import kernel
+
+# Its own sys.path comes as an argument: -S leaves it none, and pynvml is wherever our caller found it.
+CHILD = "import sys; sys.path[:0] = sys.argv.pop(1).split('\\n'); from cdi.host.nvml import child; child(sys.argv[1:])"
+
+BACK_OFF_FILE = "nvml.json"
+BACK_OFF_MAX = 65536
+FIRST_BACK_OFF = 60.0
+LAST_BACK_OFF = 3600.0
+# NVML as a whole, where it hung or died before it came to a GPU.
+ITSELF = "nvml"
+
+# How long a killed child may take to be gone before it is left to init.
+REAP = 0.2
+
+
+@dataclass(slots=True)
+class Answer:
+    """UUIDs by bus id, the CUDA version (`13.0`) if NVML told it, and what went wrong."""
+
+    uuids: dict[str, str] = field(default_factory=dict)
+    cuda: str | None = None
+    warnings: list[str] = field(default_factory=list)
+
+
+class BackOff:
+    """Which GPUs NVML hung on or died of, kept beside the inventory: `[failures, seconds since boot]` each.
+
+    Without a folder to keep it in, nothing is remembered.
+    """
+
+    def __init__(self, folder: int | None, boot_id: str) -> None:
+        self.folder = folder
+        self.boot_id = boot_id
+        self.failures: dict[str, list[float]] = self._load()
+
+    def _load(self) -> dict[str, list[float]]:
+        content = None if self.folder is None else store.read_own(self.folder, BACK_OFF_FILE, BACK_OFF_MAX)
+        try:
+            kept = json.loads(content or b"{}")
+            # Seconds since boot mean nothing after another boot.
+            if kept.get("boot_id") != self.boot_id:
+                return {}
+            return {str(name): [int(count), float(at)] for name, (count, at) in kept["failures"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}
+
+    def left(self, name: str) -> float:
+        """Seconds to leave that GPU alone still; 0 if it may be asked about."""
+        count, at = self.failures.get(name, [0, 0.0])
+        if not count:
+            return 0.0
+        return max(0.0, at + min(FIRST_BACK_OFF * 2 ** (count - 1), LAST_BACK_OFF) - fingerprint.now())
+
+    def blame(self, name: str) -> None:
+        """It hung or died: twice as long a pause as the last time."""
+        self.failures[name] = [self.failures.get(name, [0, 0.0])[0] + 1, round(fingerprint.now(), 3)]
+        self._save()
+
+    def forgive(self, name: str) -> None:
+        """It answered."""
+        if self.failures.pop(name, None) is not None:
+            self._save()
+
+    def _save(self) -> None:
+        if self.folder is None:
+            return
+        text = json.dumps({"boot_id": self.boot_id, "failures": self.failures})
+        try:
+            store.write_own(self.folder, BACK_OFF_FILE, text.encode())
+        except OSError:
+            # Then the next renewal asks again, and waits again.
+            pass
+
+
+def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, force: bool = False) -> Answer:
+    """Ask NVML about GPUs. `library` is libnvidia-ml's real file, as this process can open it.
+
+    `timeout` is seconds for each answer. With `force`, GPUs in their back-off are asked about too. Raises
+    nothing: what fails is a warning.
+    """
+    answer = Answer()
+    pending = []
+    for name in [ITSELF, *bus_ids]:
+        left = 0.0 if force else back_off.left(name)
+        if left:
+            answer.warnings.append(f"NVML is not asked about {_about(name)} for {left:.0f} s: it did not answer")
+            if name == ITSELF:
+                return answer
+        elif name != ITSELF:
+            pending.append(name)
+    if bus_ids and not pending:
+        return answer
+    while True:
+        conversation = Conversation(library, pending, timeout)
+        for said in conversation.lines():
+            _hear(said, answer, back_off)
+        if conversation.failure is None:
+            return answer
+        blamed = conversation.asking or ITSELF
+        back_off.blame(blamed)
+        answer.warnings.append(f"NVML {conversation.failure} when asked about {_about(blamed)}")
+        if blamed not in pending:
+            return answer
+        pending = pending[pending.index(blamed) + 1 :]
+        if not pending:
+            return answer
+
+
+def _about(name: str) -> str:
+    return "the driver" if name == ITSELF else f"GPU {name}"
+
+
+def _hear(said: dict[str, Any], answer: Answer, back_off: BackOff) -> None:
+    bus_id = said.get("gpu", ITSELF)
+    if "uuid" in said:
+        back_off.forgive(bus_id)
+        if gpus.UUID.fullmatch(said["uuid"]):
+            answer.uuids[bus_id] = said["uuid"]
+        else:
+            answer.warnings.append(f"NVML calls {_about(bus_id)} {said['uuid']!a}, which is no UUID")
+    if "cuda" in said:
+        answer.cuda = f"{said['cuda'] // 1000}.{said['cuda'] % 1000 // 10}"
+        back_off.forgive(ITSELF)
+    if "error" in said:
+        answer.warnings.append(f"NVML can't tell about {_about(bus_id)}: {said['error']}")
+
+
+class Conversation:
+    """One child and what it says. `failure` is why it ended before it was done; `asking` the GPU it was at."""
+
+    def __init__(self, library: str, bus_ids: list[str], timeout: float) -> None:
+        self.asking: str | None = None
+        self.failure: str | None = None
+        self._done = False
+        self._timeout = timeout
+        places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
+        self._words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places, library, *bus_ids]
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """The child's lines as they come, until it is done, dead or given up."""
+        read_end, write_end = os.pipe2(os.O_CLOEXEC)
+        try:
+            try:
+                pid = self._spawn(write_end)
+            finally:
+                os.close(write_end)
+            try:
+                yield from self._listen(read_end)
+            finally:
+                self._end(pid)
+        finally:
+            os.close(read_end)
+
+    def _spawn(self, stdout: int) -> int:
+        environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        copies = [(os.POSIX_SPAWN_DUP2, null, 0), (os.POSIX_SPAWN_DUP2, stdout, 1), (os.POSIX_SPAWN_DUP2, null, 2)]
+        try:
+            return os.posix_spawn(self._words[0], self._words, environment, file_actions=copies)
+        finally:
+            os.close(null)
+
+    def _listen(self, fd: int) -> Iterator[dict[str, Any]]:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        rest = b""
+        while True:
+            if not poll.poll(self._timeout * 1000):
+                self.failure = f"did not answer within {self._timeout:g} s"
+                return
+            chunk = os.read(fd, 65536)
+            if not chunk:
+                return
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                said = json.loads(line)
+                self.asking = said.get("asking", self.asking)
+                self._done = self._done or "done" in said
+                yield said
+
+    def _end(self, pid: int) -> None:
+        """Reap the child if it is gone or goes now; a GPU is to blame for one that died, not for one that is done."""
+        if self.failure is not None or self._done:
+            os.kill(pid, 9)
+        status = _reap(pid)
+        if self._done or self.failure is not None:
+            return
+        code = 0 if status is None else os.waitstatus_to_exitcode(status)
+        self.failure = f"died of signal {-code}" if code < 0 else f"ended too early (status {code})"
+
+
+def _reap(pid: int) -> int | None:
+    end = time.monotonic() + REAP
+    while True:
+        try:
+            done, status = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            return None
+        if done:
+            return status
+        if time.monotonic() >= end:
+            return None
+        time.sleep(0.001)
+
+
+def child(words: list[str]) -> None:
+    """The child's whole life: the library's path, then bus ids; JSON lines on stdout. Ends the process."""
+    library, *bus_ids = words
+    # NVML may run nvidia-modprobe, which is set-uid; whatever it runs gains nothing.
+    kernel.set_no_new_privs()
+    # And whatever it prints is not ours: the copy closes when a program is executed, stdout goes to /dev/null.
+    channel = os.dup(1)
+    os.dup2(0, 1)
+    for said in _tell(library, bus_ids):
+        os.write(channel, json.dumps(said).encode() + b"\n")
+    # Past NVML's own clean-up, which may hang as well.
+    os._exit(0)
+
+
+def _tell(library: str, bus_ids: list[str]) -> Iterator[dict[str, Any]]:
+    import ctypes
+
+    try:
+        # By its absolute path first: the loader then gives pynvml's dlopen of `libnvidia-ml.so.1` this one,
+        # and not another driver's from the loader cache.
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+        import pynvml
+    except (OSError, ImportError) as error:
+        yield {"error": str(error), "done": True}
+        return
+    try:
+        pynvml.nvmlInit()
+        yield {"cuda": pynvml.nvmlSystemGetCudaDriverVersion()}
+    except pynvml.NVMLError as error:
+        yield {"error": str(error), "done": True}
+        return
+    for bus_id in bus_ids:
+        yield {"asking": bus_id}
+        try:
+            # By bus id: NVML initialises a GPU when its handle is asked for, and no other needs to wake.
+            handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
+            uuid = pynvml.nvmlDeviceGetUUID(handle)
+            yield {"gpu": bus_id, "uuid": uuid if isinstance(uuid, str) else uuid.decode()}
+        except pynvml.NVMLError as error:
+            yield {"gpu": bus_id, "error": str(error)}
+    yield {"done": True}

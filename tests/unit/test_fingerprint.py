@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cdi.host.fingerprint: whatever an inventory depends on, its change is seen and named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdi.host import fingerprint, inventory
+from cdi.host.store import Options
+from ldcache import root
+from tests.needs import needs_root
+from tests.simhost import Gpu, Host, SimulatedHost, build, gpus
+
+MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+CUDA = f"{LIBRARIES}/libcuda.so.580.159.04"
+
+
+class Judged:
+    """A host, the fingerprint of its inventory, and the question whether it still holds."""
+
+    def __init__(self, host: SimulatedHost, **options: Any) -> None:
+        self.host = host
+        self.fingerprint = inventory.gather(Options(str(host.root), nvml="never", **options))["fingerprint"]
+        self.fd = root.open_root(str(host.root))
+
+    def changed(self) -> str | None:
+        return fingerprint.changed(self.fd, self.fingerprint)
+
+
+@pytest.fixture
+def judged(tmp_path: Path) -> Iterator[Judged]:
+    host = build(tmp_path, Host(gpus=gpus(2), modules=MODULES, persistenced="answering", mps=True))
+    made = Judged(host)
+    yield made
+    os.close(made.fd)
+    host.close()
+
+
+def test_it_holds_while_nothing_changes(judged: Judged) -> None:
+    assert judged.changed() is None
+    # Reading the driver's files, or talking to its daemons, is no change.
+    judged.host.path(CUDA).read_bytes()
+    judged.host.path("/tmp/nvidia-mps/new").touch()
+    assert judged.changed() is None
+
+
+def test_it_does_not_depend_on_how_the_root_is_named(judged: Judged) -> None:
+    os.rename(judged.host.root, judged.host.root.with_name("moved"))
+    assert judged.changed() is None
+
+
+def rewrite(name: str, text: str) -> Callable[[SimulatedHost], None]:
+    def change(host: SimulatedHost) -> None:
+        path = host.path(name)
+        path.chmod(0o644)
+        path.write_text(text)
+
+    return change
+
+
+def remove(name: str) -> Callable[[SimulatedHost], None]:
+    return lambda host: host.path(name).unlink()
+
+
+def create(name: str) -> Callable[[SimulatedHost], None]:
+    def change(host: SimulatedHost) -> None:
+        host.path(name).parent.mkdir(parents=True, exist_ok=True)
+        host.path(name).touch()
+
+    return change
+
+
+def reload_module(host: SimulatedHost) -> None:
+    """The folders of gpus/* are new ones, with the names and texts that they had."""
+    folder = host.path("/proc/driver/nvidia/gpus/0000:10:00.0")
+    new = folder.with_name("new")
+    new.mkdir()
+    for entry in folder.iterdir():
+        os.rename(entry, new / entry.name)
+    os.rename(folder, host.path("/proc/driver/nvidia/old"))
+    os.rename(new, folder)
+
+
+def unplug(host: SimulatedHost) -> None:
+    os.rename(host.path("/proc/driver/nvidia/gpus/0000:18:00.0"), host.path("/proc/unplugged"))
+
+
+def make_mig_instance(host: SimulatedHost) -> None:
+    create("/proc/driver/nvidia/capabilities/gpu1/mig/gi3/ci0/access")(host)
+
+
+def replace_unnoticed(host: SimulatedHost) -> None:
+    """Another file of the same size and times, as where every file has the same time; the folder tells too."""
+    path = host.path(CUDA)
+    status = path.stat()
+    new = path.with_name("new")
+    new.write_bytes(bytes(status.st_size))
+    os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))
+    folder = path.parent.stat()
+    os.rename(new, path)
+    os.utime(path.parent, ns=(folder.st_atime_ns, folder.st_mtime_ns))
+
+
+def write_in_place_unnoticed(host: SimulatedHost) -> None:
+    """The same inode, size and mtime; only its ctime can't be set back."""
+    path = host.path(CUDA)
+    status = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"\0")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def turn_library_into_link(host: SimulatedHost) -> None:
+    path = host.path(CUDA)
+    os.rename(path, host.path("/usr/lib/moved"))
+    path.symlink_to("/usr/lib/moved")
+
+
+def turn_link_of_lib(host: SimulatedHost) -> None:
+    """/lib leads elsewhere."""
+    host.path("/lib").unlink()
+    host.path("/lib").symlink_to("usr/share")
+
+
+def restart_daemon(host: SimulatedHost) -> None:
+    path = host.path("/run/nvidia-persistenced/socket")
+    os.rename(path, host.path("/run/old"))
+    host.add_socket("/run/nvidia-persistenced/socket", "dead")
+
+
+CHANGES: list[tuple[Callable[[SimulatedHost], None], str]] = [
+    (rewrite("/proc/sys/kernel/random/boot_id", "another boot\n"), "/proc/sys/kernel/random/boot_id"),
+    (rewrite("/proc/driver/nvidia/version", "another driver\n"), "/proc/driver/nvidia/version"),
+    (remove("/proc/driver/nvidia/version"), "/proc/driver/nvidia/version"),
+    (reload_module, "/proc/driver/nvidia/gpus"),
+    (unplug, "/proc/driver/nvidia/gpus"),
+    (make_mig_instance, "/proc/driver/nvidia/capabilities"),
+    (rewrite("/etc/ld.so.cache", "another cache"), "/etc/ld.so.cache"),
+    (rewrite("/etc/ld.so.conf", "# another\n"), "/etc/ld.so.conf"),
+    (create("/etc/ld.so.conf.d/more.conf"), "/etc/ld.so.conf.d"),
+    (create("/etc/nvhook/config.toml"), "/etc/nvhook"),
+    (create(f"{LIBRARIES}/libnvidia-new.so.580.159.04"), LIBRARIES),
+    (rewrite(CUDA, "another library"), CUDA),
+    (replace_unnoticed, LIBRARIES),
+    (write_in_place_unnoticed, CUDA),
+    (turn_link_of_lib, "/lib"),
+    (remove("/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi"),
+    (create("/usr/bin/nvidia-imex"), "/usr/bin/nvidia-imex"),
+    (create("/etc/vulkan/icd.d/nvidia_icd.json"), "/etc/vulkan"),
+    (create("/usr/lib/firmware/nvidia/580.159.04/gsp_new.bin"), "/usr/lib/firmware/nvidia/580.159.04"),
+    (restart_daemon, "/run/nvidia-persistenced/socket"),
+    (create("/run/nvidia-fabricmanager/socket"), "/run/nvidia-fabricmanager"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), CHANGES)
+def test_a_change_is_named(judged: Judged, change: Callable[[SimulatedHost], None], named: str) -> None:
+    change(judged.host)
+    assert judged.changed() == named
+
+
+def test_a_library_that_became_a_link_is_seen(judged: Judged) -> None:
+    turn_library_into_link(judged.host)
+    # Folders changed as well, and which of all is looked at first does not matter.
+    assert judged.changed() in (CUDA, LIBRARIES, "/usr/lib")
+
+
+def test_a_replaced_library_is_seen_where_its_folder_does_not_tell(judged: Judged) -> None:
+    """As on another image mounted in the same place, every file of it as old as the next."""
+    replace_unnoticed(judged.host)
+    judged.fingerprint = [entry for entry in judged.fingerprint if entry[1] != LIBRARIES]
+    assert judged.changed() == CUDA
+
+
+def test_a_mig_instance_that_is_made_again_is_seen(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(graphics=False))
+    make_mig_instance(host)
+    made = Judged(host)
+    assert made.changed() is None
+    gi = host.path("/proc/driver/nvidia/capabilities/gpu1/mig/gi3")
+    os.rename(gi, host.path("/proc/old"))
+    make_mig_instance(host)
+    assert made.changed() == fingerprint.CAPABILITIES
+    os.close(made.fd)
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["/dev/nvidia1", "/dev/nvidia-uvm", "/dev/dri/renderD129"])
+def test_changes_of_a_node_are_seen(judged: Judged, name: str) -> None:
+    path = judged.host.path(name)
+    status = path.stat()
+    os.chown(path, -1, 44)
+    assert judged.changed() == name
+    os.chown(path, -1, status.st_gid)
+    assert judged.changed() is None
+    path.chmod(0o600)
+    assert judged.changed() == name
+    path.unlink()
+    assert judged.changed() in (name, "/dev/dri")
+    os.mknod(path, status.st_mode, os.makedev(99, 9))
+    assert judged.changed() in (name, "/dev/dri")
+
+
+@needs_root
+def test_a_node_that_comes_later_is_seen(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(graphics=False, missing=frozenset({"nvidia-modeset"})))
+    made = Judged(host)
+    assert made.changed() is None
+    os.mknod(host.path("/dev/nvidia-modeset"), 0o020666, os.makedev(195, 254))
+    assert made.changed() == "/dev/nvidia-modeset"
+    os.close(made.fd)
+
+
+def test_links_on_the_way_to_a_folder_are_seen(tmp_path: Path) -> None:
+    """Absolute ones lead on inside the driver root."""
+    host = build(tmp_path, Host(driver_root="/drv", dev_root="/drv", graphics=False))
+    os.rename(host.path("/drv/usr/lib/x86_64-linux-gnu"), host.path("/drv/one"))
+    host.path("/drv/usr/lib/x86_64-linux-gnu").symlink_to("/one")
+    made = Judged(host, driver_root="/drv")
+    assert ["link", "/drv/usr/lib/x86_64-linux-gnu", "/one"] in made.fingerprint
+    assert made.changed() is None
+    host.path("/drv/usr/lib/x86_64-linux-gnu").unlink()
+    host.path("/drv/usr/lib/x86_64-linux-gnu").symlink_to("/one/../one")
+    assert made.changed() in ("/drv/usr/lib/x86_64-linux-gnu", "/drv/usr/lib")
+    os.close(made.fd)
+
+
+def test_a_link_that_goes_in_circles_ends(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(graphics=False))
+    host.path("/etc/nvhook").symlink_to("nvhook")
+    made = Judged(host)
+    assert made.changed() is None
+    os.close(made.fd)
+
+
+def test_a_gpu_that_was_left_out_is_looked_at_again(tmp_path: Path) -> None:
+    card = Gpu("0000:10:00.0", 0, gpus(1)[0].uuid, powered=False)
+    made = Judged(build(tmp_path, Host(gpus=(card,), graphics=False)))
+    assert made.changed() is None
+    (entry,) = [entry for entry in made.fingerprint if entry[0] == "until"]
+    assert 0 < entry[2] - fingerprint.now() <= inventory.FAULT_PAUSE
+    entry[2] = fingerprint.now() - 1
+    assert made.changed() == "until"
+    os.close(made.fd)
+
+
+def test_another_version_of_nvhook_makes_its_own(judged: Judged) -> None:
+    (entry,) = [entry for entry in judged.fingerprint if entry[0] == "nvhook"]
+    entry[2] = "0.0.1"
+    assert judged.changed() == "nvhook"
+
+
+def test_what_can_not_be_looked_at_counts_as_absent(judged: Judged) -> None:
+    """A whole folder that is gone, and one that is a file now."""
+    judged.host.path("/usr/share").rename(judged.host.path("/usr/gone"))
+    changed = judged.changed()
+    assert changed is not None and changed.startswith("/usr/share/")
+    judged.host.path("/usr/share").write_text("")
+    assert judged.changed() == changed
+
+
+def test_no_descriptor_is_left_open(judged: Judged) -> None:
+    before = os.listdir("/proc/self/fd")
+    judged.changed()
+    rewrite(CUDA, "another library")(judged.host)
+    judged.changed()
+    inventory.gather(Options(str(judged.host.root), nvml="never"))
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_folders_are_opened_once_each(judged: Judged) -> None:
+    """What keeps the judgement at a fraction of a millisecond: entries of one folder follow each other."""
+    folders = [path.rpartition("/")[0] for kind, path, _ in judged.fingerprint if kind in fingerprint.IN_FOLDER]
+    turns = [folder for place, folder in enumerate(folders) if place == 0 or folder != folders[place - 1]]
+    assert len(turns) == len(set(turns))
+    assert len(judged.fingerprint) < 250

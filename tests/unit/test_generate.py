@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""cdi.generate and `cdi generate`: the spec of a host, against the rules of CDI's readers."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdi import cli, generate, spec
+from cdi.host import inventory
+from cdi.host.store import Options
+from ldcache.errors import NvhookError
+from tests.needs import needs_root
+from tests.simhost import Gpu, Host, SimulatedHost, build, build_h200, gpus
+
+TREE = Path(__file__).resolve().parents[2]
+DATA = TREE / "tests/data/h200"
+HOOK = "/usr/bin/nvhook-create-container"
+RELEASE = "580.159.04"
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+def node(path: str, role: str, gpu: str | None = None, **values: Any) -> dict[str, Any]:
+    numbers = {"major": 195, "minor": 0, "mode": 0o666, "uid": 0, "gid": 0}
+    return {"path": path, "host_path": path, "role": role, "gpu": gpu, **numbers, **values}
+
+
+def with_nodes(found: dict[str, Any]) -> dict[str, Any]:
+    """The nodes that a host of these GPUs has: making real ones needs root."""
+    common = [
+        node("/dev/nvidiactl", "control"),
+        node("/dev/nvidia-uvm", "uvm"),
+        node("/dev/nvidia-uvm-tools", "uvm-tools"),
+    ]
+    found["nodes"] = common + [node(gpu["node"], "gpu", gpu["bus_id"]) for gpu in found["gpus"]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory: pytest.TempPathFactory) -> SimulatedHost:
+    return build_h200(tmp_path_factory.mktemp("h200"))
+
+
+@pytest.fixture(scope="module")
+def looked(h200: SimulatedHost) -> dict[str, Any]:
+    return with_nodes(inventory.gather(Options(str(h200.root), nvml="never")))
+
+
+@pytest.fixture
+def found(looked: dict[str, Any]) -> dict[str, Any]:
+    """The H200's inventory, to be changed at will."""
+    return copy.deepcopy(looked)
+
+
+def made_for(found: dict[str, Any]) -> dict[str, Any]:
+    """Its spec, which readers take, in both forms."""
+    made = generate.make(found, HOOK)
+    assert spec.problems(made) == []
+    assert spec.parse(spec.serialise(made, "yaml")) == made
+    return made
+
+
+def mounts(made: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {mount["containerPath"]: mount for mount in made["containerEdits"]["mounts"]}
+
+
+def arguments(made: dict[str, Any], option: str) -> list[str]:
+    (hook,) = made["containerEdits"]["hooks"]
+    words = hook["args"]
+    return [words[place + 1] for place, word in enumerate(words) if word == option]
+
+
+def link_table(words: list[str]) -> dict[str, str]:
+    """Place and target of each `TARGET::PLACE`."""
+    return {place: target for target, _, place in (word.partition("::") for word in words)}
+
+
+# --- the spec
+
+
+@pytest.mark.parametrize("name", ["peer-cdi-default.yaml", "peer-cdi-search-path.yaml"])
+def test_every_file_of_the_peer_is_there(found: dict[str, Any], name: str) -> None:
+    made = made_for(found)
+    peer = yaml.safe_load((DATA / name).read_text())
+    ours = {mount["hostPath"] for mount in mounts(made).values()} | mounts(made).keys()
+    assert [m for m in peer["containerEdits"]["mounts"] if not {m["hostPath"], m["containerPath"]} & ours] == []
+    assert "/etc/vulkan/implicit_layer.d/nvidia_layers.json" in mounts(made)
+    assert [device["name"] for device in made["devices"]] == [device["name"] for device in peer["devices"]]
+    paths = {entry["path"] for entry in made["containerEdits"]["deviceNodes"]}
+    assert paths == {entry["path"] for entry in peer["containerEdits"]["deviceNodes"]}
+
+
+@pytest.mark.parametrize("name", ["peer-cdi-default.yaml", "peer-cdi-search-path.yaml"])
+def test_every_link_of_the_peer_is_there(found: dict[str, Any], name: str) -> None:
+    """The same places; where both lead, in the end, is the same file."""
+    links = link_table(arguments(made_for(found), "--link"))
+    peer = yaml.safe_load((DATA / name).read_text())
+    words = [word for hook in peer["containerEdits"]["hooks"] for word in hook["args"] if "::" in word]
+    theirs = link_table(words)
+    assert links.keys() >= theirs.keys()
+
+    def end(table: dict[str, str], place: str) -> str:
+        while place in table:
+            place = os.path.normpath(f"{os.path.dirname(place)}/{table[place]}")
+        return place
+
+    assert {place: end(links, place) for place in theirs} == {place: end(theirs, place) for place in theirs}
+
+
+def test_the_head(found: dict[str, Any]) -> None:
+    made = made_for(found)
+    assert list(made) == ["cdiVersion", "kind", "devices", "containerEdits"]
+    assert (made["cdiVersion"], made["kind"]) == ("0.5.0", "nvidia.com/gpu")
+    assert made["containerEdits"]["env"] == ["NVIDIA_VISIBLE_DEVICES=void"]
+
+
+def test_devices_by_index_uuid_and_all(tmp_path: Path) -> None:
+    """By number, not by text: 10 comes after 9."""
+    host = build(tmp_path, Host(gpus=gpus(11), graphics=False))
+    made = made_for(with_nodes(inventory.gather(Options(str(host.root), nvml="never"))))
+    names = [device["name"] for device in made["devices"]]
+    assert names == [*map(str, range(11)), *(one.uuid for one in gpus(11)), "all"]
+    edits = {device["name"]: device["containerEdits"] for device in made["devices"]}
+    assert edits["10"] == edits[gpus(11)[10].uuid]
+    assert edits["10"] == {"deviceNodes": [{"path": "/dev/nvidia10", "fileMode": 0o666, "permissions": "rw"}]}
+    assert [entry["path"] for entry in edits["all"]["deviceNodes"]] == [f"/dev/nvidia{i}" for i in range(11)]
+
+
+def test_a_gpu_without_a_known_uuid_has_an_index(found: dict[str, Any]) -> None:
+    found["gpus"][0]["uuid"] = None
+    assert [device["name"] for device in made_for(found)["devices"]] == ["0", "all"]
+    assert generate.left_out(found) == ["GPU 0 (0000:00:06.0) has no name by UUID: nothing tells its UUID"]
+
+
+def test_a_gpu_without_its_node_is_left_out(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(gpus=gpus(2), graphics=False))
+    found = with_nodes(inventory.gather(Options(str(host.root), nvml="never")))
+    first = found["gpus"][0]
+    found["nodes"] = [item for item in found["nodes"] if item["path"] != "/dev/nvidia0"]
+    # Its DRM node alone is of no use.
+    found["nodes"].append(node("/dev/dri/renderD128", "drm", first["bus_id"]))
+    made = made_for(found)
+    assert [device["name"] for device in made["devices"]] == ["1", gpus(2)[1].uuid, "all"]
+    assert "/dev/dri/renderD128" not in json.dumps(made)
+    assert generate.left_out(found) == ["GPU 0 (0000:10:00.0) is left out: /dev/nvidia0 is missing"]
+
+
+@pytest.mark.parametrize("faulty", [True, False])
+def test_nothing_to_generate_for(tmp_path: Path, faulty: bool) -> None:
+    cards = (Gpu("0000:10:00.0", 0, UUID, powered=False),) if faulty else ()
+    host = build(tmp_path, Host(gpus=cards, graphics=False))
+    found = with_nodes(inventory.gather(Options(str(host.root), nvml="never")))
+    reason = "can't power it up" if faulty else "the driver has no GPU"
+    with pytest.raises(NvhookError, match=f"no GPU to generate a spec for: .*{reason}"):
+        generate.make(found, HOOK)
+
+
+def test_without_the_control_node(found: dict[str, Any]) -> None:
+    found["nodes"] = found["nodes"][1:]
+    with pytest.raises(NvhookError, match="/dev/nvidiactl is missing"):
+        generate.make(found, HOOK)
+
+
+def test_device_nodes(found: dict[str, Any]) -> None:
+    """Numbers come from the host at each start; what readers would not take from there is said."""
+    bus_id = found["gpus"][0]["bus_id"]
+    found["nodes"] += [
+        node("/dev/nvidia-modeset", "modeset", host_path="/drv/dev/nvidia-modeset"),
+        node("/dev/dri/renderD128", "drm", bus_id, mode=0o660, gid=44, uid=7),
+    ]
+    made = made_for(found)
+    assert made["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/nvidiactl", "fileMode": 438, "permissions": "rw"},
+        {"path": "/dev/nvidia-uvm", "fileMode": 438, "permissions": "rw"},
+        {"path": "/dev/nvidia-uvm-tools", "fileMode": 438, "permissions": "rw"},
+        {"path": "/dev/nvidia-modeset", "hostPath": "/drv/dev/nvidia-modeset", "fileMode": 438, "permissions": "rw"},
+    ]
+    assert made["devices"][0]["containerEdits"]["deviceNodes"] == [
+        {"path": "/dev/nvidia0", "fileMode": 438, "permissions": "rw"},
+        {"path": "/dev/dri/renderD128", "fileMode": 0o660, "permissions": "rw", "gid": 44},
+    ]
+    # A group's members as additionalGids would ask for 0.7.0.
+    assert made["cdiVersion"] == "0.5.0"
+
+
+def test_one_hook(found: dict[str, Any]) -> None:
+    (hook,) = made_for(found)["containerEdits"]["hooks"]
+    assert (hook["hookName"], hook["path"], hook["args"][0]) == ("createContainer", HOOK, "nvhook-create-container")
+    # Without any, runc hands over its own environment; and none of ours may be empty for a reader to drop.
+    assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+    assert set(hook) == {"hookName", "path", "args", "env"}
+    assert hook["args"][1:] == [word for link in arguments(made_for(found), "--link") for word in ("--link", link)] + [
+        "--folder",
+        "/usr/local/nvidia/lib64",
+    ]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        f"libcuda.so.{RELEASE}::/usr/local/nvidia/lib64/libcuda.so.1",
+        "libcuda.so.1::/usr/local/nvidia/lib64/libcuda.so",
+        "libGLX_nvidia.so.0::/usr/local/nvidia/lib64/libGLX_indirect.so.0",
+        "../libnvidia-allocator.so.1::/usr/local/nvidia/lib64/gbm/nvidia-drm_gbm.so",
+        f"libnvidia-tls.so.{RELEASE}::/usr/local/nvidia/lib64/libnvidia-tls.so",
+    ],
+)
+def test_links(found: dict[str, Any], link: str) -> None:
+    assert link in arguments(made_for(found), "--link")
+
+
+def test_programs_are_on_the_path(found: dict[str, Any]) -> None:
+    mount = mounts(made_for(found))["/usr/bin/nvidia-smi"]
+    assert mount["hostPath"] == "/usr/local/nvidia/bin/nvidia-smi"
+    assert mount["options"] == ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+
+
+def test_mounts_are_in_one_order_and_each_place_once(found: dict[str, Any]) -> None:
+    made = made_for(found)
+    places = [mount["containerPath"] for mount in made["containerEdits"]["mounts"]]
+    assert places == sorted(set(places), key=lambda path: (path.count("/"), path))
+    for kind in ("libraries", "programs", "files", "firmware"):
+        found[kind].reverse()
+    assert made_for(found)["containerEdits"]["mounts"] == made["containerEdits"]["mounts"]
+
+
+def test_sockets_are_not_read_only(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(graphics=False, persistenced="answering", mps=True))
+    made = made_for(with_nodes(inventory.gather(Options(str(host.root), nvml="never"))))
+    host.close()
+    for path in ("/run/nvidia-persistenced/socket", "/tmp/nvidia-mps"):
+        assert mounts(made)[path]["options"] == ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
+
+
+def test_a_workstation(tmp_path: Path) -> None:
+    """32-bit twins are for containers that ask; X.Org's module gets the name that X.Org opens."""
+    host = build(tmp_path, Host(i386=True))
+    made = made_for(with_nodes(inventory.gather(Options(str(host.root), nvml="never"))))
+    assert not any("i386" in path for path in mounts(made))
+    assert arguments(made, "--folder") == ["/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/vdpau"]
+    server = f"libglxserver_nvidia.so.{RELEASE}"
+    assert f"{server}::/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so" in arguments(made, "--link")
+
+
+def test_driver_root(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(driver_root="/drv", dev_root="/drv", graphics=False))
+    made = made_for(with_nodes(inventory.gather(Options(str(host.root), driver_root="/drv", nvml="never"))))
+    for path, mount in mounts(made).items():
+        assert mount["hostPath"].startswith("/drv/") and not path.startswith("/drv")
+    assert not any("/drv" in link for link in arguments(made, "--link") + arguments(made, "--folder"))
+
+
+# --- the command
+
+
+@needs_root
+def test_the_command_on_the_real_host(h200: SimulatedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through every step, nodes included; the file in its place is what stdout would have shown."""
+    root = ["generate", "--host-root", str(h200.root), "--hook-path", HOOK]
+    output = tmp_path / "cdi" / "nvidia.yaml"
+    assert cli.main(root) == 0
+    printed = capsys.readouterr().out
+    assert cli.main([*root, "--output", str(output)]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert output.read_text() == printed
+    assert stat.S_IMODE(output.stat().st_mode) == 0o644
+    made = spec.parse(printed)
+    assert spec.problems(made) == []
+    assert [device["name"] for device in made["devices"]] == ["0", UUID, "all"]
+    # Again over itself: the same text, and no quarrel with its own names.
+    assert cli.main([*root, "--output", str(output)]) == 0
+    assert output.read_text() == printed
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("words", "is_json"),
+    [
+        (["--output", "x.json"], True),
+        (["--output", "x.yaml"], False),
+        (["--output", "x.yaml", "--format", "json"], True),
+        (["--output", "x.json", "--format", "yaml"], False),
+    ],
+)
+def test_formats(
+    h200: SimulatedHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], is_json: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["generate", "--host-root", str(h200.root), "--hook-path", HOOK, *words]) == 0
+    text = (tmp_path / words[1]).read_text()
+    assert text.startswith("{") == is_json
+    assert spec.parse(text)["kind"] == "nvidia.com/gpu"
+
+
+@needs_root
+def test_uuids_come_from_nvml_where_the_kernel_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = Gpu("0000:10:00.0", 0, UUID, known=False)
+    host = build(tmp_path, Host(gpus=(card,), graphics=False))
+    assert cli.main(["generate", "--host-root", str(host.root), "--hook-path", HOOK]) == 0
+    assert spec.device_names(spec.parse(capsys.readouterr().out)) == ["0", UUID, "all"]
+
+
+@pytest.mark.parametrize("words", [["--output", "nvidia.yml"], ["--output", "nvidia"], ["--hook-path", "nvhook"]])
+def test_usage_errors(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["generate", *words])
+    assert caught.value.code == 2
+    assert words[1] in capsys.readouterr().err
+
+
+def test_an_error_is_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--host-root", str(tmp_path)]) == 1
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "warning" not in line]
+    assert out == "" and len(lines) == 2
+    assert lines[0].startswith("nvhook: error: no NVIDIA driver is loaded") and lines[1].startswith("  remedy: ")
+
+
+# --- other files of the folder
+
+
+def other(folder: Path, name: str, **members: Any) -> Path:
+    path = folder / name
+    device = {"name": "0", "containerEdits": {"env": ["A=1"]}}
+    path.write_text(json.dumps({"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [device], **members}))
+    return path
+
+
+@pytest.mark.parametrize("name", ["nvidia-ctk.yaml", "nvidia.json", ".hidden.yaml"])
+def test_a_file_with_the_same_names_is_a_refusal(found: dict[str, Any], tmp_path: Path, name: str) -> None:
+    path = other(tmp_path, name)
+    with pytest.raises(NvhookError) as caught:
+        generate.refuse_conflict(tmp_path / "nvidia.yaml", made_for(found))
+    assert str(path) in caught.value.what and "(0)" in caught.value.what and str(path) in caught.value.remedy
+
+
+def test_files_that_do_no_harm(found: dict[str, Any], tmp_path: Path) -> None:
+    other(tmp_path, "nvidia.yaml")
+    other(tmp_path, "other.yaml", kind="acme.test/gpu")
+    other(tmp_path, "more.yaml", devices=[{"name": "mig0", "containerEdits": {"env": ["A=1"]}}])
+    other(tmp_path, "unread.yml")
+    (tmp_path / "folder.yaml").mkdir()
+    assert generate.refuse_conflict(tmp_path / "nvidia.yaml", made_for(found)) == []
+    assert generate.refuse_conflict(tmp_path / "none" / "nvidia.yaml", made_for(found)) == []
+
+
+def test_files_that_can_not_be_read_are_named(found: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("a: [")
+    (tmp_path / "worse.yaml").write_bytes(b"\xff\xfe")
+    unreadable = generate.refuse_conflict(tmp_path / "nvidia.yaml", made_for(found))
+    assert unreadable == [str(tmp_path / "bad.yaml"), str(tmp_path / "worse.yaml")]
+
+
+@needs_root
+def test_the_command_refuses_and_leaves_the_folder_alone(
+    h200: SimulatedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = other(tmp_path, "nvidia-ctk.yaml")
+    words = ["generate", "--host-root", str(h200.root), "--hook-path", HOOK]
+    assert cli.main([*words, "--output", str(tmp_path / "nvidia.yaml")]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["nvidia-ctk.yaml"]
