@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `nvhook`: cold verbs for people and timers; the hot ones are passed on.
+
+Each verb imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from ldcache.errors import NvhookError
+
+
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their options."""
+    top = argparse.ArgumentParser(prog="nvhook", description="Puts an NVIDIA GPU into an OCI container.")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for name, text in PASSED_ON.items():
+        verbs.add_parser(name, help=text, add_help=False)
+    inventory = verbs.add_parser("inventory", help="what this host has")
+    add_inventory_options(inventory)
+    plan = verbs.add_parser("plan", help="print as JSON what would be done for a bundle, and do nothing")
+    plan.add_argument("--bundle", required=True, metavar="DIR", help="the folder that holds config.json")
+    plan.add_argument("--host-root", default="/", metavar="DIR", help="the folder that stands for the host's /")
+    verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
+    add_verify_options(verify)
+    install = verbs.add_parser("install", help="install the hooks for container engines")
+    install.add_argument("--prefix", type=Path, default=Path("/usr/local"), help="default: /usr/local")
+    return top
+
+
+PASSED_ON = {
+    "cdi": "CDI files: generate",
+    "ldcache": "loader caches: print",
+    "prestart": "the OCI prestart hook; the container's state on stdin",
+    "create-container": "the one hook that our CDI files name",
+    "poststart": "does nothing",
+    "poststop": "does nothing",
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit status: 0 done, 1 failed, 2 usage, 3 stale or unhealthy."""
+    words = sys.argv[1:] if argv is None else argv
+    try:
+        if words and words[0] in PASSED_ON:
+            return pass_on(words[0], words[1:])
+        arguments = parser().parse_args(words)
+        return VERBS[arguments.verb](arguments)
+    except NvhookError as error:
+        print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
+        return 1
+
+
+def pass_on(verb: str, words: list[str]) -> int:
+    """Verbs that have a command line of their own."""
+    if verb == "cdi":
+        import cdi.cli
+
+        return cdi.cli.main(words)
+    if verb == "ldcache":
+        import ldcache.cli
+
+        return ldcache.cli.main(words)
+    from hook import start
+
+    return start.dispatch([verb, *words])
+
+
+def add_inventory_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook inventory`."""
+    from cdi.host import inventory
+
+    inventory.add_arguments(verb)
+
+
+def add_verify_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook verify`."""
+    from hook import verify
+
+    verify.add_arguments(verb)
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """`nvhook plan`: the Plan of a bundle as JSON on stdout."""
+    from hook import planner
+
+    print(json.dumps(planner.plan(arguments.bundle, arguments.host_root), indent=2))
+    return 0
+
+
+def run_inventory(arguments: argparse.Namespace) -> int:
+    """`nvhook inventory`."""
+    from cdi.host import inventory
+
+    return inventory.run(arguments)
+
+
+def run_verify(arguments: argparse.Namespace) -> int:
+    """`nvhook verify`."""
+    from hook import verify
+
+    return verify.run(arguments)
+
+
+def run_install(arguments: argparse.Namespace) -> int:
+    """`nvhook install`."""
+    from hook import install
+
+    for launcher in install.install(arguments.prefix):
+        print(launcher)
+    return 0
+
+
+VERBS = {"inventory": run_inventory, "plan": run_plan, "verify": run_verify, "install": run_install}

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nvhook create-container`: the one createContainer hook that our CDI files name.
+
+Hot. The engine has merged the file's mounts and nodes into config.json, and the runtime has made them; what
+is left is what containerEdits cannot say: links and loader-cache entries. The hook already is in the
+container's namespaces, its root directory still the host's. The container's root is config.json's `root.path`
+in the state's `bundle` (or crun's `root`), never the working directory, which is the image itself.
+"""
+
+from __future__ import annotations
+
+import posix
+import sys
+
+from hook import namespace, state, steps
+from hook.plan import Plan
+from ldcache import elf, kernel, root
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from hook.state import Container
+
+USAGE = "usage: nvhook create-container [--link TARGET::LINK]... [--folder FOLDER]... < STATE"
+LIBRARIES_MAX = 1024
+
+
+def main(argv: list[str]) -> int:
+    """The hook. The container's state comes on stdin; a part that this version does not know is warned of."""
+    links: list[tuple[str, str]] = []
+    folders: list[str] = []
+    for option, value in pairs(argv):
+        target, separator, path = value.partition("::")
+        if option == "--link" and separator and path.startswith("/"):
+            links.append((path, target))
+        elif option == "--folder" and value.startswith("/"):
+            folders.append(value)
+        else:
+            warn(f"left out what this version does not know: {option} {value}")
+    container = state.read_container()
+    kernel.set_no_new_privs()
+    place = namespace.Namespace(container)
+    place.open_base(container.root_path)
+    posix.umask(0)
+    finish(container, place, links, folders)
+    for warning in place.warnings:
+        warn(warning)
+    return 0
+
+
+def pairs(argv: list[str]) -> list[tuple[str, str]]:
+    """Options and values of `--option value --option=value`."""
+    made = []
+    words = argv[::-1]
+    while words:
+        option, equals, value = words.pop().partition("=")
+        if not equals and words and not words[-1].startswith("--"):
+            value = words.pop()
+        made.append((option, value))
+    return made
+
+
+def warn(text: str) -> None:
+    """One line on stderr."""
+    sys.stderr.write(f"nvhook: warning: {text}\n")
+
+
+def finish(container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str]) -> None:
+    """Make the links and merge the cache; a failure takes back what was made."""
+    plan = Plan()
+    for path, target in links:
+        plan.link(path, target)
+    for folder in folders:
+        libraries(container, place, plan, folder.rstrip("/"))
+    steps.run(steps.steps(plan, container), place)
+
+
+def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str) -> None:
+    """Cache entries for the libraries that config.json mounts in a folder, and for the links to them."""
+    targets = {link["path"]: link["target"] for link in plan.links}
+    for mount in container.mounts[:LIBRARIES_MAX]:
+        path = str(mount.get("destination", ""))
+        if not path.startswith(folder + "/") or ".so" not in path.rpartition("/")[2]:
+            continue
+        facts = read(place.base, path)
+        if facts is None or facts.soname is None:
+            continue
+        soname = facts.soname.decode("utf-8", "surrogateescape")
+        plan.cache_entry(soname, f"{folder}/{soname}", facts.elf_class, facts.machine)
+        bare = soname.partition(".so")[0] + ".so"
+        if targets.get(f"{folder}/{bare}") == soname:
+            plan.cache_entry(bare, f"{folder}/{bare}", facts.elf_class, facts.machine)
+
+
+def read(base: int, path: str) -> elf.ElfFacts | None:
+    """ELF facts of a mounted file; None for what is no library."""
+    try:
+        fd = root.open_file(base, path)
+    except OSError:
+        return None
+    try:
+        return elf.read(fd)
+    except elf.InvalidElf:
+        return None
+    finally:
+        posix.close(fd)

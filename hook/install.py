@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nvhook install`: a private, root-owned copy of nvhook whose hooks start without pip's environment.
+
+PREFIX/lib/nvhook holds the three packages, the one module of cffi that they need, NVML's binding, and the
+entry script; PREFIX/bin the launchers. The launcher's copy gets the interpreter's path written into it:
+a versioned one, since cffi's module is bound to one minor version of Python.
+"""
+
+from __future__ import annotations
+
+import compileall
+import importlib.util
+import os
+import py_compile
+import shutil
+import sys
+from pathlib import Path
+
+from ldcache.errors import NvhookError
+
+PACKAGES = ("ldcache", "cdi", "hook")
+MODULES = ("_cffi_backend", "pynvml")
+LAUNCHERS = ("nvhook-prestart", "nvhook-create-container")
+NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.c", "*.h", "_*_build.py", "bin", ".*")
+MARK_BYTES = 256
+
+ENTRY = """\
+# SPDX-License-Identifier: Apache-2.0
+import sys
+sys.path[:0] = [{library!r}]
+from hook.start import main
+main()
+"""
+
+
+def install(prefix: Path) -> list[Path]:
+    """Copy nvhook below `prefix`; the launchers' paths come back. Replaces an older copy whole.
+
+    Raises NvhookError if a part is missing or the prefix can't be written.
+    """
+    library = prefix.resolve() / "lib/nvhook"
+    beside = library.with_name(".nvhook.new")
+    try:
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        beside.chmod(0o755)
+        fill(beside, library)
+        swap(beside, library)
+        return link_launchers(prefix.resolve() / "bin", library)
+    except PermissionError as error:
+        raise NvhookError(f"cannot write {error.filename}: {error.strerror}", "run this as root") from error
+
+
+def fill(folder: Path, final: Path) -> None:
+    """Write everything into `folder`, as it will stand in `final`."""
+    for name in PACKAGES:
+        shutil.copytree(origin(name).parent, folder / name, ignore=NOT_COPIED)
+    for name in MODULES:
+        shutil.copy(origin(name), folder / origin(name).name)
+    programs = folder / "bin"
+    programs.mkdir()
+    programs.chmod(0o755)
+    for name in ("launch", "cuda-check"):
+        shutil.copy(origin("hook").parent / "bin" / name, programs / name)
+    (programs / "entry").write_text(ENTRY.format(library=str(final)))
+    write_marks(programs / "launch", {"@PYTHON@": interpreter(), "@ENTRY@": str(final / "bin/entry")})
+    # By hash and unchecked: image builders reset times, and a start would then compile 1,300 lines each time.
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    if not compileall.compile_dir(folder, quiet=1, invalidation_mode=mode, stripdir=folder, prependdir=final):
+        raise NvhookError(f"cannot byte-compile {folder}", f"install for this Python again: {sys.version.split()[0]}")
+
+
+def origin(name: str) -> Path:
+    """The file that an import of `name` would load; in an editable install that is the source tree's."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise NvhookError(
+            f"the Python module {name} is not installed", "install the nvhook wheel with its dependencies"
+        )
+    return Path(spec.origin)
+
+
+def interpreter() -> str:
+    """The running interpreter by its versioned name, outside of any virtual environment."""
+    return os.path.realpath(sys.executable)
+
+
+def write_marks(launcher: Path, values: dict[str, str]) -> None:
+    """Write paths over the marks in the launcher, each in a field of 256 bytes that ends in NUL."""
+    content = launcher.read_bytes()
+    for mark, value in values.items():
+        field = mark.encode().ljust(MARK_BYTES, b"\0")
+        text = value.encode()
+        if content.count(field) != 1:
+            raise NvhookError(f"{launcher} has no single mark {mark}", "build nvhook's native parts anew")
+        if len(text) >= MARK_BYTES:
+            raise NvhookError(f"{value} is longer than {MARK_BYTES - 1} bytes", "install below a shorter prefix")
+        content = content.replace(field, text.ljust(MARK_BYTES, b"\0"))
+    launcher.write_bytes(content)
+    launcher.chmod(0o755)
+
+
+def swap(new: Path, final: Path) -> None:
+    """Put the new folder in the old one's place; a hook that is just starting keeps the files it has open."""
+    old = final.with_name(".nvhook.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if final.exists():
+        final.rename(old)
+    new.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def link_launchers(folder: Path, library: Path) -> list[Path]:
+    """The names that hooks are registered under, each a link to the launcher."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for name in LAUNCHERS:
+        link = folder / name
+        temporary = folder / f".{name}.new"
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(library / "bin/launch", folder))
+        temporary.rename(link)
+        made.append(link)
+    return made

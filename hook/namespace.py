@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container's mount namespace, entered: cloned sources, its root, and creations that can be taken back.
+
+Hot. The order matters more than anything else here. Sources are cloned in the runtime's namespace, since a
+clone of a mount of a namespace that we left is refused. Then setns, and proof that it changed the namespace:
+the container's root has the same path on the host, and without that proof every mount would land there.
+From then on only the root's descriptor is used, never its path. Linux 5.12.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from ldcache import kernel, root
+from ldcache.errors import NvhookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from hook.state import Container
+
+ATTRIBUTES = {
+    "ro": kernel.MOUNT_ATTR_RDONLY,
+    "nosuid": kernel.MOUNT_ATTR_NOSUID,
+    "nodev": kernel.MOUNT_ATTR_NODEV,
+    "noexec": kernel.MOUNT_ATTR_NOEXEC,
+}
+# Nodes: no nodev, or opening them gives EACCES.
+NODE_OPTIONS = ("nosuid", "noexec")
+FOLDER_MODE = 0o755
+PLACEHOLDER_MODE = 0o644
+
+OLD_KERNEL = "use the runtime shim or a CDI file on kernels before 5.12, which lack these calls"
+
+
+def clone(host: int, path: str, options: tuple[str, ...]) -> int:
+    """A detached mount of a host file or folder, with its final attributes. `path` is below the host root.
+
+    Private, or the clone would stay in its source's peer group and show as `shared:N` in the container.
+    """
+    try:
+        source = root.open_path(host, path)
+    except OSError as error:
+        what = f"{path} is gone from the host: {error.strerror}"
+        raise NvhookError(what, "the driver was changed a moment ago; start the container again") from error
+    try:
+        mount = kernel.open_tree(source, path)
+        try:
+            attributes = 0
+            for option in options:
+                attributes |= ATTRIBUTES.get(option, 0)
+            kernel.mount_setattr(mount, attributes, propagation=kernel.MS_PRIVATE, path=path)
+        except BaseException:
+            posix.close(mount)
+            raise
+        return mount
+    except OSError as error:
+        raise mount_error(error, path) from error
+    finally:
+        posix.close(source)
+
+
+def mount_error(error: OSError, path: str) -> NvhookError:
+    """Words for what a mount call said."""
+    if error.errno == errno.ENOSYS:
+        return NvhookError(f"this kernel cannot mount by descriptor ({error.strerror})", OLD_KERNEL)
+    if error.errno == errno.EPERM:
+        remedy = "run the runtime as root, or with CAP_SYS_ADMIN; in a user namespace use a CDI file"
+        return NvhookError(f"not allowed to mount {path}: {error.strerror}", remedy)
+    return NvhookError(f"cannot mount {path}: {error.strerror}", "see docs/errors: mounts")
+
+
+class Namespace:
+    """The mount namespace of a container's init process, before and after it was entered.
+
+    What is made in it is remembered with its inverse: `undo` takes everything back, newest first.
+    """
+
+    __slots__ = (
+        "_back",
+        "_numbers",
+        "_target",
+        "attached",
+        "base",
+        "base_mount",
+        "clones",
+        "ids",
+        "own_tmpfs",
+        "warnings",
+    )
+
+    def __init__(self, container: Container) -> None:
+        self.clones: dict[str, int] = {}
+        self.attached: dict[str, int] = {}
+        self.base = -1
+        self.base_mount = -1
+        self.ids = (0, 0)
+        self.warnings: list[str] = []
+        self.own_tmpfs = [
+            str(mount.get("destination", "")).rstrip("/") for mount in container.mounts if mount.get("type") == "tmpfs"
+        ]
+        self._back: list[Callable[[], None]] = []
+        self._numbers = -1
+        self._target = -1
+
+    def open(self, container: Container) -> None:
+        """Take hold of the namespace from outside. Raises NvhookError, also where it is our own."""
+        path = f"/proc/{container.pid}/ns/mnt"
+        try:
+            self._target = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+            self._numbers = posix.open("/proc/self/fd", root.PATH)
+            self.ids = container_ids(container.pid)
+            same = posix.readlink(path) == posix.readlink("/proc/self/ns/mnt")
+        except FileNotFoundError as error:
+            what = f"process {container.pid}, the container's init by the state on stdin, does not exist"
+            raise NvhookError(
+                what, "register nvhook as a prestart or createRuntime hook, which run on the host"
+            ) from error
+        except PermissionError as error:
+            what = f"not allowed to open {path}: {error.strerror}"
+            raise NvhookError(what, "give the runtime CAP_SYS_PTRACE: the container's init is not dumpable") from error
+        if same:
+            what = f"process {container.pid} is in the host's own mount namespace; its mounts would be the host's"
+            raise NvhookError(what, "give the container a mount namespace: linux.namespaces in config.json")
+
+    def outside(self, container: Container) -> int:
+        """The container's root as seen from here, for reading: mounts can't be moved onto what it names."""
+        path = f"/proc/{container.pid}/root{container.root_path}"
+        try:
+            return root.open_root(path)
+        except OSError as error:
+            what = f"cannot open the container's root {container.root_path}: {error.strerror}"
+            raise NvhookError(what, "see whether the engine mounted the image there") from error
+
+    def enter(self, root_path: str) -> None:
+        """setns, the proof that it happened, and the container's root. Raises NvhookError."""
+        before = posix.readlink("/proc/self/ns/mnt")
+        try:
+            kernel.setns(self._target, kernel.CLONE_NEWNS)
+        except OSError as error:
+            what = f"cannot enter the container's mount namespace: {error.strerror}"
+            raise NvhookError(what, "give the runtime CAP_SYS_ADMIN and CAP_SYS_CHROOT") from error
+        if posix.readlink("/proc/self/ns/mnt") == before:
+            raise NvhookError("setns left us in the host's mount namespace", "report this kernel to nvhook's authors")
+        self.open_base(root_path)
+
+    def open_base(self, root_path: str) -> None:
+        """The container's root folder, as it is named in the namespace that we are in."""
+        try:
+            self.base = root.open_root(root_path)
+        except OSError as error:
+            what = f"cannot open the container's root {root_path}: {error.strerror}"
+            raise NvhookError(what, "see whether the engine mounted the image there") from error
+        self.base_mount = kernel.mount_id(self.base)
+        top = root.open_root("/")
+        try:
+            own = posix.fstat(top)
+            there = posix.fstat(self.base)
+            if kernel.mount_id(top) == self.base_mount and (own.st_dev, own.st_ino) == (
+                there.st_dev,
+                there.st_ino,
+            ):
+                what = f"the container's root {root_path} is the host's own /"
+                raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
+        finally:
+            posix.close(top)
+
+    def remember(self, inverse: Callable[[], None]) -> None:
+        """Add an inverse to what `undo` will do."""
+        self._back.append(inverse)
+
+    def undo(self) -> list[str]:
+        """Take everything back, newest first; what could not be taken back, in words."""
+        failures = []
+        while self._back:
+            try:
+                self._back.pop()()
+            except OSError as error:
+                failures.append(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror))
+        return failures
+
+    def may_create(self, folder: int) -> None:
+        """Refuse a folder that belongs to somebody else: a mount that config.json brought from the host.
+
+        The container's own tmpfs mounts are as much the container's as its root.
+        """
+        if kernel.mount_id(folder) == self.base_mount:
+            return
+        name = root.name_of(self.base, folder)
+        if kernel.filesystem_type(folder) == kernel.TMPFS_MAGIC and self._on_own_tmpfs(name):
+            return
+        what = f"{name} in the container is a mount from elsewhere; nvhook makes no files in it"
+        raise NvhookError(what, f"mount something else over {name}, or put the driver's files there yourself")
+
+    def _on_own_tmpfs(self, name: str) -> bool:
+        return any(name == folder or name.startswith(folder + "/") for folder in self.own_tmpfs)
+
+    def create(self, action: Callable[[], Any]) -> Any:
+        """Run one creation; in a file system of the container's user namespace, as that namespace's root.
+
+        There the kernel can't store an owner that the namespace doesn't map: EOVERFLOW (tmpfs). The changed
+        ids last for this one call, because a non-zero fsuid drops DAC_OVERRIDE and MKNOD with it.
+        """
+        try:
+            return action()
+        except OSError as error:
+            if error.errno != errno.EOVERFLOW or self.ids == (0, 0):
+                raise
+        kernel.set_filesystem_ids(*self.ids)
+        try:
+            return action()
+        finally:
+            kernel.set_filesystem_ids(0, 0)
+
+    def give(self, name: str, folder: int) -> None:
+        """Let the container's root own what we made in its file system."""
+        if self.ids != (0, 0):
+            posix.chown(name, *self.ids, dir_fd=folder, follow_symlinks=False)
+
+    def folder(self, path: str) -> int:
+        """An O_PATH descriptor of a container folder, made where missing."""
+        try:
+            return root.open_folder(self.base, path, self._make_folder)
+        except OSError as error:
+            raise creation_error(error, path) from error
+
+    def _make_folder(self, parent: int, name: str) -> None:
+        self.may_create(parent)
+        self.create(lambda: posix.mkdir(name, FOLDER_MODE, dir_fd=parent))
+        self.give(name, parent)
+        kept = posix.dup(parent)
+        self.remember(lambda: posix.rmdir(name, dir_fd=kept))
+
+    def placeholder(self, folder: int, name: str) -> int:
+        """A new empty file to mount on; FileExistsError if there is something by that name."""
+        self.may_create(folder)
+        flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_WRONLY | posix.O_CLOEXEC
+        fd: int = self.create(lambda: posix.open(name, flags, PLACEHOLDER_MODE, dir_fd=folder))
+        self.forget_later(folder, name)
+        self.give(name, folder)
+        return fd
+
+    def forget_later(self, folder: int, name: str) -> None:
+        """Remember that `undo` unlinks this name."""
+        kept = posix.dup(folder)
+        self.remember(lambda: posix.unlink(name, dir_fd=kept))
+
+    def attach(self, mount: int, target: int, path: str) -> None:
+        """Move a detached mount on a target in the container."""
+        try:
+            kernel.move_mount(mount, target, path)
+        except OSError as error:
+            raise mount_error(error, path) from error
+        self.attached[path] = mount
+        self.remember(lambda: self._detach(mount))
+
+    def _detach(self, mount: int) -> None:
+        # A detached mount has no path of its own; the number of its descriptor below /proc/self/fd is one.
+        # umount2 must follow that link, so without UMOUNT_NOFOLLOW.
+        posix.fchdir(self._numbers)
+        kernel.umount2(str(mount), kernel.MNT_DETACH)
+
+
+def creation_error(error: OSError, path: str) -> NvhookError:
+    """Words for why something could not be made in the container."""
+    reasons = {
+        errno.EROFS: ("it is read-only", "give the container a writable root, or use the runtime shim"),
+        errno.ENOSPC: ("its layer is full", "free space in the engine's storage"),
+        errno.EDQUOT: ("its layer's quota is used up", "raise the quota of the container's storage"),
+        errno.ELOOP: ("the image has a looping or magic link there", "repair the link in the image"),
+        errno.EXDEV: ("the image has a looping or magic link there", "repair the link in the image"),
+        errno.ENOENT: ("the image has a dangling link there", "repair the link in the image"),
+        errno.ENOTDIR: ("the image has a file where a folder belongs", "repair the path in the image"),
+    }
+    reason, remedy = reasons.get(error.errno or 0, (error.strerror, "see docs/errors: creating files"))
+    return NvhookError(f"cannot make {path} in the container: {reason}", remedy)
+
+
+def container_ids(pid: int) -> tuple[int, int]:
+    """The host's uid and gid of the container's root, from its user namespace's maps; (0, 0) without one."""
+    return mapped_root(f"/proc/{pid}/uid_map"), mapped_root(f"/proc/{pid}/gid_map")
+
+
+def mapped_root(path: str) -> int:
+    """What id 0 of a uid_map or gid_map file is outside: lines of `inside outside count`. 0 if unmapped."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        lines = root.read(fd, 1 << 16, path).decode().splitlines()
+    finally:
+        posix.close(fd)
+    for line in lines:
+        inside, outside, _ = line.split()
+        if inside == "0":
+            return int(outside)
+    return 0

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the runtime tells a hook: the container's state on stdin, and config.json in its bundle.
+
+Hot. OCI runtime specification, "State" and "Configuration". Whoever built the image or wrote the pod chose
+much of config.json, so each member that we read is checked for its type, and nothing else is read.
+"""
+
+from __future__ import annotations
+
+import posix
+
+from cdi import jsontext
+from ldcache import root
+from ldcache.errors import NvhookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STATE_MAX = 1 << 20
+CONFIG_MAX = 16 << 20
+
+REPORT = "this is a fault of the engine or runtime that wrote it: report it there, with the file"
+
+
+class Container:
+    """One container, as far as nvhook needs to know it.
+
+    `pid` is its init process in the runtime's pid namespace, 0 where there is none yet. `root_path` is
+    absolute on the host. `env` has the last of equal names. `mounts`, `devices`, `device_rules` are
+    config.json's lists as they stand there.
+    """
+
+    __slots__ = (
+        "bundle",
+        "device_rules",
+        "devices",
+        "env",
+        "id",
+        "masked_paths",
+        "mounts",
+        "pid",
+        "root_path",
+    )
+
+    def __init__(self, bundle: str, identity: str = "", pid: int = 0) -> None:
+        self.bundle = bundle
+        self.id = identity
+        self.pid = pid
+        self.root_path = ""
+        self.env: dict[str, str] = {}
+        self.mounts: list[dict[str, Any]] = []
+        self.devices: list[dict[str, Any]] = []
+        self.device_rules: list[dict[str, Any]] = []
+        self.masked_paths: list[str] = []
+
+
+def read_container(stdin: int = 0) -> Container:
+    """The container that a hook was started for: its state from `stdin`, its config.json from the bundle."""
+    state = parse("the container state on stdin", _read_state(stdin))
+    bundle = state.get("bundle") or state.get("bundlePath")
+    pid = state.get("pid", 0)
+    if not isinstance(bundle, str) or not bundle.startswith("/"):
+        raise NvhookError("the container state names no absolute `bundle`", REPORT)
+    if not isinstance(pid, int) or pid < 0:
+        raise NvhookError(f"the container state's pid is {pid!r}", REPORT)
+    container = Container(bundle, str(state.get("id", "")), pid)
+    read_config(container)
+    return container
+
+
+def _read_state(stdin: int) -> bytes:
+    try:
+        return root.read(stdin, STATE_MAX, "stdin")
+    except OSError as error:
+        raise NvhookError(f"cannot read the container state from stdin: {error.strerror}", REPORT) from error
+
+
+def bundle_container(bundle: str) -> Container:
+    """The container that a bundle describes, before anything runs."""
+    container = Container(_absolute(bundle, posix.getcwd()))
+    read_config(container)
+    return container
+
+
+def read_config(container: Container) -> None:
+    """Fill in what config.json says. Raises NvhookError."""
+    path = f"{container.bundle}/config.json"
+    spec = parse(path, _read_config(path))
+    base = _member(path, spec, "root", dict)
+    root_path = base.get("path")
+    if not isinstance(root_path, str) or not root_path:
+        raise NvhookError(f"{path}: root.path is missing", "write `root.path` as the runtime specification asks")
+    container.root_path = _absolute(root_path, container.bundle)
+    process = _member(path, spec, "process", dict)
+    container.env = _environment(path, _member(path, process, "env", list))
+    linux = _member(path, spec, "linux", dict)
+    resources = _member(path, linux, "resources", dict)
+    container.mounts = _objects(path, spec, "mounts")
+    container.devices = _objects(path, linux, "devices")
+    container.device_rules = _objects(path, resources, "devices")
+    container.masked_paths = [item for item in _member(path, linux, "maskedPaths", list) if isinstance(item, str)]
+
+
+def _read_config(path: str) -> bytes:
+    try:
+        fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC | posix.O_NONBLOCK | posix.O_NOCTTY)
+    except OSError as error:
+        remedy = "give the bundle's folder, the one that holds config.json"
+        raise NvhookError(f"cannot open {path}: {error.strerror}", remedy) from error
+    try:
+        if root.file_type(posix.fstat(fd).st_mode) != root.S_IFREG:
+            raise NvhookError(f"{path} is no regular file", REPORT)
+        return root.read(fd, CONFIG_MAX, path)
+    except OSError as error:
+        remedy = f"nvhook reads configurations of up to {CONFIG_MAX >> 20} MiB"
+        raise NvhookError(f"cannot read {path}: {error.strerror}", remedy) from error
+    finally:
+        posix.close(fd)
+
+
+def parse(name: str, text: bytes) -> dict[str, Any]:
+    """A JSON object. Raises NvhookError naming the document."""
+    try:
+        value = jsontext.loads(text)
+    except jsontext.InvalidJson as error:
+        raise NvhookError(f"{name} is no JSON: {error}", REPORT) from error
+    if not isinstance(value, dict):
+        raise NvhookError(f"{name} is a JSON {type(value).__name__}, not an object", REPORT)
+    return value
+
+
+def _member(path: str, parent: dict[str, Any], name: str, kind: type) -> Any:
+    # null and absent are the same to the runtimes: Go's decoder leaves the field empty for both.
+    value = parent.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise NvhookError(f"{path}: `{name}` is a {type(value).__name__}, not a {kind.__name__}", REPORT)
+    return value
+
+
+def _objects(path: str, parent: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    values: list[dict[str, Any]] = _member(path, parent, name, list)
+    for value in values:
+        if not isinstance(value, dict):
+            raise NvhookError(f"{path}: `{name}` holds a {type(value).__name__}, not an object", REPORT)
+    return values
+
+
+def _environment(path: str, values: list[Any]) -> dict[str, str]:
+    env = {}
+    for value in values:
+        if not isinstance(value, str):
+            raise NvhookError(f"{path}: process.env holds a {type(value).__name__}, not a string", REPORT)
+        name, equals, text = value.partition("=")
+        if equals:
+            env[name] = text
+    return env
+
+
+def _absolute(path: str, base: str) -> str:
+    return path if path.startswith("/") else f"{base.rstrip('/')}/{path}"

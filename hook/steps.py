@@ -1,0 +1,498 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps that put a Plan into a live namespace; each describes itself, and leaves nothing half done twice.
+
+Hot. `steps(plan)` makes the list in the order of execution: what can fail for reasons outside comes first,
+what leaves names in the image's layer last. Every step looks before it acts: done already, it does nothing,
+so a second run changes nothing more. Inverses are remembered by the Namespace.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from hook import cgroup
+from hook.namespace import NODE_OPTIONS, clone, creation_error
+from ldcache import cache, kernel, merge, root
+from ldcache.errors import NvhookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hook.namespace import Namespace
+    from hook.plan import Plan
+    from hook.state import Container
+
+DRIVER_FOLDER = "/proc/driver/nvidia"
+CACHE_PATH = "/etc/ld.so.cache"
+CACHE_MAX = 16 << 20
+COPIED = ("version", "registry", "params")
+MASK_OPTIONS = (("mode", "0555"), ("size", "256k"), ("nr_inodes", "256"))
+MASK_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC
+GPU_FOLDER_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+
+
+def identity(status: posix.stat_result) -> tuple[int, int]:
+    """What makes a file this file."""
+    return status.st_dev, status.st_ino
+
+
+class Step:
+    """One thing to do. `prepare` runs before the namespace is entered, `execute` after."""
+
+    __slots__ = ()
+
+    def describe(self) -> str:
+        """One line for `nvhook plan`."""
+        raise NotImplementedError
+
+    def prepare(self, host: int, namespace: Namespace) -> None:
+        """Take what is needed of the host, which is out of reach later."""
+
+    def execute(self, namespace: Namespace) -> None:
+        """Do it. Raises NvhookError or OSError; what was done so far is remembered for undo."""
+        raise NotImplementedError
+
+
+class Rules(Step):
+    """The device rules: the container's cgroup lets it open the nodes. First, since much can forbid it."""
+
+    __slots__ = ("container", "nodes", "rules")
+
+    def __init__(self, nodes: list[dict[str, Any]], container: Container) -> None:
+        self.nodes = [(node["major"], node["minor"]) for node in nodes]
+        self.container = container
+        self.rules: cgroup.DeviceRules | None = None
+
+    def describe(self) -> str:
+        return "device rules: " + ", ".join(f"c {major}:{minor} rw" for major, minor in self.nodes)
+
+    def prepare(self, host: int, namespace: Namespace) -> None:
+        self.rules = cgroup.DeviceRules(self.container.pid, self.container.device_rules, self.container.devices)
+        self.rules.prepare(self.nodes)
+        namespace.warnings += self.rules.warnings
+
+    def execute(self, namespace: Namespace) -> None:
+        assert self.rules is not None, "executed without prepare"
+        namespace.remember(self.rules.undo)
+        self.rules.apply()
+
+
+class Mask(Step):
+    """The proc mask: a tmpfs over /proc/driver/nvidia that shows the chosen GPUs and says ModifyDeviceFiles 0,
+    so that the driver's user space makes no nodes of other GPUs."""
+
+    __slots__ = ("folders", "gpus", "texts")
+
+    def __init__(self, gpus: list[str]) -> None:
+        self.gpus = gpus
+        self.texts: dict[str, bytes] = {}
+        self.folders: dict[str, int] = {}
+
+    def describe(self) -> str:
+        return f"mask {DRIVER_FOLDER}: show {', '.join(self.gpus) or 'no GPU'}; ModifyDeviceFiles: 0"
+
+    def prepare(self, host: int, namespace: Namespace) -> None:
+        for name in COPIED:
+            try:
+                self.texts[name] = root.read_file(host, f"{DRIVER_FOLDER}/{name}", 1 << 16)
+            except FileNotFoundError:
+                continue
+        if "params" in self.texts:
+            self.texts["params"] = self.texts["params"].replace(b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n")
+        for gpu in self.gpus:
+            self.folders[gpu] = clone(host, f"{DRIVER_FOLDER}/gpus/{gpu}", GPU_FOLDER_OPTIONS)
+
+    def execute(self, namespace: Namespace) -> None:
+        try:
+            target = root.open_path(namespace.base, DRIVER_FOLDER)
+        except FileNotFoundError:
+            # No proc in this container, so nothing of the driver's is to be seen there.
+            return
+        try:
+            if not self._stands(target):
+                self._mount(namespace, target)
+        finally:
+            posix.close(target)
+
+    def _stands(self, target: int) -> bool:
+        if kernel.filesystem_type(target) != kernel.TMPFS_MAGIC:
+            return False
+        try:
+            params = root.read_file(target, "params", 1 << 16)
+            return params == self.texts.get("params") and root.listdir(target, "gpus") == sorted(self.gpus)
+        except FileNotFoundError:
+            return False
+
+    def _mount(self, namespace: Namespace, target: int) -> None:
+        mask = kernel.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
+        kernel.mount_setattr(mask, 0, propagation=kernel.MS_PRIVATE)
+        for name, text in self.texts.items():
+            flags = posix.O_CREAT | posix.O_EXCL | posix.O_WRONLY | posix.O_CLOEXEC
+            fd = posix.open(name, flags, 0o444, dir_fd=mask)
+            posix.write(fd, text)
+            posix.close(fd)
+        posix.mkdir("gpus", 0o555, dir_fd=mask)
+        for gpu in self.gpus:
+            posix.mkdir(f"gpus/{gpu}", 0o555, dir_fd=mask)
+        namespace.attach(mask, target, DRIVER_FOLDER)
+        # Into a tmpfs that is still detached, mounts can be moved only since Linux 6.15.
+        for gpu, folder in self.folders.items():
+            place = posix.open(f"gpus/{gpu}", root.PATH | posix.O_NOFOLLOW, dir_fd=mask)
+            namespace.attach(folder, place, f"{DRIVER_FOLDER}/gpus/{gpu}")
+            posix.close(place)
+        kernel.mount_setattr(mask, kernel.MOUNT_ATTR_RDONLY, path=DRIVER_FOLDER)
+
+
+class Node(Step):
+    """A device node: made where the container's /dev is its own tmpfs, else the host's node mounted."""
+
+    __slots__ = ("host_dev", "host_path", "node")
+
+    def __init__(self, node: dict[str, Any]) -> None:
+        self.node = node
+        self.host_path: str = node.get("hostPath", node["path"])
+        self.host_dev = (-1, -1)
+
+    def describe(self) -> str:
+        node = self.node
+        return f"device node {node['path']}: c {node['major']}:{node['minor']} mode {node['fileMode']:04o}"
+
+    def prepare(self, host: int, namespace: Namespace) -> None:
+        self.host_dev = identity(root.stat(host, "/dev"))
+        if self.host_path not in namespace.clones:
+            namespace.clones[self.host_path] = clone(host, self.host_path, NODE_OPTIONS)
+
+    def execute(self, namespace: Namespace) -> None:
+        dev = namespace.folder("/dev")
+        host_dev = identity(posix.fstat(dev)) == self.host_dev
+        posix.close(dev)
+        if host_dev:
+            # config.json brought the host's own /dev: whatever we make there appears on the host.
+            return
+        place, name = root.split(self.node["path"])
+        folder = namespace.folder(place)
+        try:
+            self._make(namespace, folder, name)
+        finally:
+            posix.close(folder)
+
+    def _make(self, namespace: Namespace, folder: int, name: str) -> None:
+        device = posix.makedev(self.node["major"], self.node["minor"])
+        try:
+            there = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            self._make_new(namespace, folder, name, device)
+            return
+        if root.file_type(there.st_mode) == root.S_IFCHR and there.st_rdev == device:
+            return
+        if root.file_type(there.st_mode) != root.S_IFREG:
+            what = f"{self.node['path']} in the container is in the way: it is not device {self._numbers()}"
+            raise NvhookError(what, "take that path out of the image, or of linux.devices in config.json")
+        target = posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=folder)
+        self._mount(namespace, target)
+
+    def _numbers(self) -> str:
+        return f"{self.node['major']}:{self.node['minor']}"
+
+    def _make_new(self, namespace: Namespace, folder: int, name: str, device: int) -> None:
+        if kernel.filesystem_type(folder) == kernel.TMPFS_MAGIC:
+            namespace.may_create(folder)
+            try:
+                posix.mknod(name, root.S_IFCHR | self.node["fileMode"], device, dir_fd=folder)
+            except OSError as error:
+                # In a user namespace nodes can't be made; the runtimes mount the host's there, and so do we.
+                if error.errno not in (errno.EPERM, errno.EOVERFLOW):
+                    raise creation_error(error, self.node["path"]) from error
+            else:
+                namespace.forget_later(folder, name)
+                posix.chown(name, self.node["uid"], self.node["gid"], dir_fd=folder, follow_symlinks=False)
+                return
+        try:
+            target = namespace.placeholder(folder, name)
+        except OSError as error:
+            raise creation_error(error, self.node["path"]) from error
+        self._mount(namespace, target)
+
+    def _mount(self, namespace: Namespace, target: int) -> None:
+        try:
+            namespace.attach(namespace.clones[self.host_path], target, self.node["path"])
+        finally:
+            posix.close(target)
+
+
+class Mount(Step):
+    """A host file or folder, bound in the container."""
+
+    __slots__ = ("container_path", "host_path", "options")
+
+    def __init__(self, mount: dict[str, Any]) -> None:
+        self.host_path: str = mount["hostPath"]
+        self.container_path: str = mount["containerPath"]
+        self.options = tuple(mount["options"])
+
+    def describe(self) -> str:
+        return f"mount {self.host_path} on {self.container_path} ({' '.join(self.options)})"
+
+    def prepare(self, host: int, namespace: Namespace) -> None:
+        namespace.clones[self.host_path] = clone(host, self.host_path, self.options)
+
+    def execute(self, namespace: Namespace) -> None:
+        source = namespace.clones[self.host_path]
+        wanted = posix.fstat(source)
+        target = self._target(namespace, wanted)
+        if target is not None:
+            try:
+                namespace.attach(source, target, self.container_path)
+            finally:
+                posix.close(target)
+
+    def _target(self, namespace: Namespace, wanted: posix.stat_result) -> int | None:
+        """What to mount on, made where missing; None where the source is mounted there already."""
+        if root.file_type(wanted.st_mode) == root.S_IFDIR:
+            target = namespace.folder(self.container_path)
+            if identity(posix.fstat(target)) == identity(wanted):
+                posix.close(target)
+                return None
+            return target
+        place, name = root.split(self.container_path)
+        folder = namespace.folder(place)
+        try:
+            return self._file(namespace, folder, name, wanted)
+        except OSError as error:
+            raise creation_error(error, self.container_path) from error
+        finally:
+            posix.close(folder)
+
+    def _file(self, namespace: Namespace, folder: int, name: str, wanted: posix.stat_result) -> int | None:
+        try:
+            target = posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=folder)
+        except FileNotFoundError:
+            return namespace.placeholder(folder, name)
+        there = posix.fstat(target)
+        if identity(there) == identity(wanted):
+            posix.close(target)
+            return None
+        # A link is covered itself, never what it leads to: the name is then a plain file.
+        if root.file_type(there.st_mode) in (root.S_IFREG, root.S_IFLNK, root.S_IFSOCK):
+            return target
+        posix.close(target)
+        what = f"{self.container_path} in the container is in the way: neither a file nor a link"
+        raise NvhookError(what, "take that path out of the image")
+
+
+class Link(Step):
+    """A symbolic link. A file of the image by that name is covered with the library that the link leads to."""
+
+    __slots__ = ("library", "path", "target")
+
+    def __init__(self, path: str, target: str, library: str) -> None:
+        self.path = path
+        self.target = target
+        self.library = library
+
+    def describe(self) -> str:
+        return f"link {self.path} -> {self.target}"
+
+    def execute(self, namespace: Namespace) -> None:
+        place, name = root.split(self.path)
+        folder = namespace.folder(place)
+        try:
+            self._make(namespace, folder, name)
+        except OSError as error:
+            raise creation_error(error, self.path) from error
+        finally:
+            posix.close(folder)
+
+    def _make(self, namespace: Namespace, folder: int, name: str) -> None:
+        try:
+            there = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            self._new(namespace, folder, name)
+            namespace.forget_later(folder, name)
+            return
+        if root.file_type(there.st_mode) == root.S_IFLNK:
+            self._replace(namespace, folder, name)
+        elif root.file_type(there.st_mode) == root.S_IFREG:
+            self._cover(namespace, folder, name, there)
+        else:
+            what = f"{self.path} in the container is in the way: neither a file nor a link"
+            raise NvhookError(what, "take that path out of the image")
+
+    def _new(self, namespace: Namespace, folder: int, name: str) -> None:
+        namespace.may_create(folder)
+        namespace.create(lambda: posix.symlink(self.target, name, dir_fd=folder))
+        namespace.give(name, folder)
+
+    def _replace(self, namespace: Namespace, folder: int, name: str) -> None:
+        old = posix.readlink(name, dir_fd=folder)
+        if old == self.target:
+            return
+        temporary = f".{name}.nvhook"
+        self._new(namespace, folder, temporary)
+        kept = posix.dup(folder)
+
+        def restore() -> None:
+            posix.symlink(old, temporary, dir_fd=kept)
+            posix.rename(temporary, name, src_dir_fd=kept, dst_dir_fd=kept)
+
+        try:
+            posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            posix.unlink(temporary, dir_fd=folder)
+            raise
+        namespace.remember(restore)
+
+    def _cover(self, namespace: Namespace, folder: int, name: str, there: posix.stat_result) -> None:
+        library = root.open_path(namespace.base, self.library)
+        try:
+            if identity(posix.fstat(library)) == identity(there):
+                return
+            target = posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=folder)
+            # A clone of our own mount: a mount that was moved once would only move again.
+            mount = kernel.open_tree(library, self.library)
+            kernel.mount_setattr(mount, 0, propagation=kernel.MS_PRIVATE, path=self.path)
+            namespace.attach(mount, target, self.path)
+            posix.close(target)
+        finally:
+            posix.close(library)
+
+
+class LoaderCache(Step):
+    """The image's ld.so.cache with our libraries in it, put in place by rename: a mounted cache would make
+    every later ldconfig in the container fail, package installation included."""
+
+    __slots__ = ("entries",)
+
+    def __init__(self, entries: list[dict[str, Any]]) -> None:
+        self.entries = entries
+
+    def describe(self) -> str:
+        names = " ".join(entry["soname"] for entry in self.entries)
+        return f"loader cache {CACHE_PATH}: {names}"
+
+    def execute(self, namespace: Namespace) -> None:
+        try:
+            old = self._read(namespace)
+            new = self._merged(old)
+        except cache.InvalidLdCache as error:
+            # The library folder is one of the loader's default folders, which it searches after the cache.
+            namespace.warnings.append(f"{CACHE_PATH} of the container is left as it is: {error}")
+            return
+        if new != old:
+            folder = namespace.folder("/etc")
+            try:
+                self._write(namespace, folder, old, new)
+            except OSError as error:
+                raise creation_error(error, CACHE_PATH) from error
+            finally:
+                posix.close(folder)
+
+    def _read(self, namespace: Namespace) -> bytes:
+        """The container's cache; empty where it has none."""
+        try:
+            fd = root.open_file(namespace.base, CACHE_PATH)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise cache.InvalidLdCache(str(error.strerror), 0) from error
+        try:
+            return cache.read(fd)
+        finally:
+            posix.close(fd)
+
+    def _merged(self, old: bytes) -> bytes:
+        merged = cache.parse(old) if old else cache.empty()
+        folders: dict[str, list[cache.Entry]] = {}
+        for entry in self.entries:
+            folder, _ = root.split(entry["path"])
+            folders.setdefault(folder, []).append(cache_entry(entry))
+        for folder, entries in folders.items():
+            merged = merge.merge(merged, kernel.encode(folder), entries, whole_folder=False, win=True)
+        return cache.serialize(merged)
+
+    def _write(self, namespace: Namespace, folder: int, old: bytes, new: bytes) -> None:
+        namespace.may_create(folder)
+        name = root.split(CACHE_PATH)[1]
+        kept = posix.dup(folder)
+        # Where the name is a link, rename replaces it by a file, as ldconfig does; undo then leaves a file too.
+        try:
+            before = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            put(namespace, folder, name, new, *namespace.ids)
+            namespace.remember(lambda: posix.unlink(name, dir_fd=kept))
+            return
+        put(namespace, folder, name, new, before.st_uid, before.st_gid)
+        namespace.remember(lambda: put(namespace, kept, name, old, before.st_uid, before.st_gid))
+
+
+def put(namespace: Namespace, folder: int, name: str, content: bytes, uid: int, gid: int) -> None:
+    """Write a file beside its place and rename it there: running loaders have the old one mapped."""
+    temporary = f".{name}.nvhook"
+    flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_WRONLY | posix.O_CLOEXEC
+    fd = namespace.create(lambda: posix.open(temporary, flags, 0o644, dir_fd=folder))
+    try:
+        written = 0
+        while written < len(content):
+            written += posix.write(fd, content[written:])
+        if (uid, gid) != (0, 0):
+            posix.chown(fd, uid, gid)
+        posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        posix.unlink(temporary, dir_fd=folder)
+        raise
+    finally:
+        posix.close(fd)
+
+
+def cache_entry(entry: dict[str, Any]) -> cache.Entry:
+    """A Plan's entry in the loader cache's own terms."""
+    flags = cache.native_flags(entry["class"], entry["machine"])
+    return cache.Entry(kernel.encode(entry["soname"]), kernel.encode(entry["path"]), flags)
+
+
+def steps(plan: Plan, container: Container) -> list[Step]:
+    """The Plan's steps in order of execution."""
+    made: list[Step] = []
+    if plan.nodes:
+        made.append(Rules(plan.nodes, container))
+    if plan.proc_mask is not None:
+        made.append(Mask(plan.proc_mask))
+    made += [Node(node) for node in plan.nodes]
+    made += [Mount(mount) for mount in plan.mounts]
+    targets = {link["path"]: link["target"] for link in plan.links}
+    made += [Link(path, target, final(path, targets)) for path, target in targets.items()]
+    if plan.cache_entries:
+        made.append(LoaderCache(plan.cache_entries))
+    return made
+
+
+def final(path: str, targets: dict[str, str]) -> str:
+    """The file that a chain of planned links ends at. A chain is two long at most, as layout makes them."""
+    while path in targets:
+        folder, target = root.split(path)[0], targets[path]
+        while target.startswith("../"):
+            folder, target = root.split(folder)[0], target[3:]
+        path = f"{folder}/{target}"
+    return path
+
+
+def run(todo: list[Step], namespace: Namespace) -> None:
+    """Run the steps; on a failure take everything back and say which step it was."""
+    for step in todo:
+        try:
+            step.execute(namespace)
+        except BaseException as error:
+            left = namespace.undo()
+            raise failure(step, error, left) from error
+
+
+def failure(step: Step, error: BaseException, left: list[str]) -> BaseException:
+    """The error to show: what a step said, or which step a bare OSError came from."""
+    if isinstance(error, OSError):
+        path = f" ({error.filename})" if error.filename else ""
+        error = NvhookError(f"{step.describe()}: {error.strerror}{path}", "see docs/errors: steps")
+    if left and isinstance(error, NvhookError):
+        return NvhookError(f"{error.what}; and could not be taken back: {', '.join(left)}", error.remedy)
+    return error

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules that a container start may load beside what a bare interpreter has loaded by itself.
+
+A module here costs every container of the machine its milliseconds: `json` would cost 8 (by way of `re`), typing
+10, dataclasses 15. The set of modules is the same on any machine, a time is not; so the set is the budget.
+`tests/unit/test_hot_imports.py` holds imports against it, `tests/system/test_hot_start.py` a real start.
+"""
+
+from __future__ import annotations
+
+# Ours. A module that joins this list says so in its docstring.
+OURS = {
+    "cdi",
+    "cdi.host",
+    "cdi.host.fingerprint",
+    "cdi.host.store",
+    "cdi.jsontext",
+    "hook",
+    "hook.bpf",
+    "hook.cgroup",
+    "hook.cgroupfs",
+    "hook.create_container",
+    "hook.devicefilter",
+    "hook.injection",
+    "hook.layout",
+    "hook.namespace",
+    "hook.plan",
+    "hook.prestart",
+    "hook.request",
+    "hook.selection",
+    "hook.start",
+    "hook.state",
+    "hook.steps",
+    "ldcache",
+    "ldcache.cache",
+    "ldcache.elf",
+    "ldcache.errors",
+    "ldcache.kernel",
+    "ldcache.merge",
+    "ldcache.root",
+}
+
+# What cffi brings along, and modules of Python written in C that need no other. `struct` and `__future__` are
+# a few lines of Python, a tenth of a millisecond each.
+COMPILED = {"_cffi_backend", "ldcache._sys", "ldcache._sys.lib"}
+BUILT_IN = {"__future__", "_json", "_struct", "errno", "fcntl", "posix", "struct", "sys", "time"}
