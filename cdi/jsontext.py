@@ -108,6 +108,8 @@ def _loads_slowly(text: str) -> Any:
         return json.loads(text, parse_constant=_refuse)
     except json.JSONDecodeError as error:
         raise InvalidJson(str(error)) from None
+    except RecursionError:
+        raise InvalidJson("nested too deeply") from None
 
 
 def dumps(value: Any) -> str:

@@ -14,7 +14,8 @@ import sys
 
 from hook import namespace, state, steps
 from hook.plan import Plan
-from ldcache import elf, kernel, root
+from ldcache import cache, elf, kernel, root
+from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,8 +38,11 @@ def main(argv: list[str]) -> int:
         else:
             warn(f"left out what this version does not know: {option} {value}")
     container = state.read_container()
+    if "mount" not in container.namespaces:
+        what = "the container has no mount namespace of its own; its mounts would be the host's"
+        raise NvhookError(what, "give it one: linux.namespaces in config.json")
     kernel.set_no_new_privs()
-    place = namespace.Namespace(container)
+    place = namespace.Namespace()
     place.open_base(container.root_path)
     posix.umask(0)
     finish(container, place, links, folders)
@@ -82,7 +86,7 @@ def libraries(container: Container, place: namespace.Namespace, plan: Plan, fold
         if not path.startswith(folder + "/") or ".so" not in path.rpartition("/")[2]:
             continue
         facts = read(place.base, path)
-        if facts is None or facts.soname is None:
+        if facts is None or facts.soname is None or not known_machine(facts):
             continue
         soname = facts.soname.decode("utf-8", "surrogateescape")
         plan.cache_entry(soname, f"{folder}/{soname}", facts.elf_class, facts.machine)
@@ -91,15 +95,24 @@ def libraries(container: Container, place: namespace.Namespace, plan: Plan, fold
             plan.cache_entry(bare, f"{folder}/{bare}", facts.elf_class, facts.machine)
 
 
+def known_machine(facts: elf.ElfFacts) -> bool:
+    """Whether the loader cache has flags for this library; a volume may hold another machine's."""
+    try:
+        cache.native_flags(facts.elf_class, facts.machine, facts.e_flags)
+    except ValueError:
+        return False
+    return True
+
+
 def read(base: int, path: str) -> elf.ElfFacts | None:
     """ELF facts of a mounted file; None for what is no library."""
     try:
-        fd = root.open_file(base, path)
+        fd = root.open_file(base, path, stored=True)
     except OSError:
         return None
     try:
         return elf.read(fd)
-    except elf.InvalidElf:
+    except (elf.InvalidElf, OSError):
         return None
     finally:
         posix.close(fd)

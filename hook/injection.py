@@ -25,7 +25,7 @@ def inject(container: Container, wanted: Request, host_root: str) -> list[str]:
     """Put the request into the container; warnings come back. Raises NvhookError, with nothing left behind."""
     host = open_host(host_root)
     chosen = choose(host, host_root, wanted)
-    place = namespace.Namespace(container)
+    place = namespace.Namespace()
     place.open(container)
     outside = place.outside(container)
     todo = steps.steps(make_plan(container, chosen, outside), container)

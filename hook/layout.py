@@ -24,6 +24,8 @@ TRIPLETS = {
     "aarch64": ("aarch64-linux-gnu", "arm-linux-gnueabihf"),
 }
 PROGRAMS = "/usr/bin"
+# Each folder that is missing costs a descriptor until the end.
+DEPTH_MAX = 16
 
 
 class Target:
@@ -68,8 +70,9 @@ def program_folder(env: dict[str, str]) -> str:
     if PROGRAMS in folders:
         return PROGRAMS
     for folder in folders:
-        parts = folder.split("/")
-        if (folder.startswith("/usr/") or folder == "/bin") and not {"", ".", ".."} & set(parts[1:]):
+        parts = folder.split("/")[1:]
+        usable = not {"", ".", ".."} & set(parts) and len(parts) <= DEPTH_MAX
+        if usable and (folder.startswith("/usr/") or folder == "/bin"):
             return folder
     return PROGRAMS
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import posix
 
+from hook import mounts
 from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
@@ -40,11 +41,16 @@ def clone(host: int, path: str, options: tuple[str, ...]) -> int:
     """A detached mount of a host file or folder, with its final attributes. `path` is below the host root.
 
     Private, or the clone would stay in its source's peer group and show as `shared:N` in the container.
+    An inventory's paths are free of links. One that is a link by now, perhaps in a folder that others may
+    write, is not followed.
     """
     try:
-        source = root.open_path(host, path)
+        source = root.open_path(host, path, follow=False)
+        if root.file_type(posix.fstat(source).st_mode) == root.S_IFLNK:
+            posix.close(source)
+            raise kernel.error("it has become a link", errno.ELOOP)
     except OSError as error:
-        what = f"{path} is gone from the host: {error.strerror}"
+        what = f"{path} on the host is not what it was a moment ago: {error.strerror}"
         raise NvhookError(what, "the driver was changed a moment ago; start the container again") from error
     try:
         mount = kernel.open_tree(source, path)
@@ -79,31 +85,16 @@ class Namespace:
     What is made in it is remembered with its inverse: `undo` takes everything back, newest first.
     """
 
-    __slots__ = (
-        "_back",
-        "_numbers",
-        "_target",
-        "attached",
-        "base",
-        "base_mount",
-        "clones",
-        "ids",
-        "own_tmpfs",
-        "warnings",
-    )
+    __slots__ = ("_back", "_numbers", "_table", "_target", "base", "base_mount", "ids", "warnings")
 
-    def __init__(self, container: Container) -> None:
-        self.clones: dict[str, int] = {}
-        self.attached: dict[str, int] = {}
+    def __init__(self) -> None:
         self.base = -1
         self.base_mount = -1
         self.ids = (0, 0)
         self.warnings: list[str] = []
-        self.own_tmpfs = [
-            str(mount.get("destination", "")).rstrip("/") for mount in container.mounts if mount.get("type") == "tmpfs"
-        ]
         self._back: list[Callable[[], None]] = []
-        self._numbers = -1
+        self._numbers = posix.open("/proc/self/fd", root.PATH)
+        self._table: mounts.MountTable | None = None
         self._target = -1
 
     def open(self, container: Container) -> None:
@@ -111,7 +102,6 @@ class Namespace:
         path = f"/proc/{container.pid}/ns/mnt"
         try:
             self._target = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-            self._numbers = posix.open("/proc/self/fd", root.PATH)
             self.ids = container_ids(container.pid)
             same = posix.readlink(path) == posix.readlink("/proc/self/ns/mnt")
         except FileNotFoundError as error:
@@ -155,18 +145,18 @@ class Namespace:
             what = f"cannot open the container's root {root_path}: {error.strerror}"
             raise NvhookError(what, "see whether the engine mounted the image there") from error
         self.base_mount = kernel.mount_id(self.base)
-        top = root.open_root("/")
-        try:
-            own = posix.fstat(top)
-            there = posix.fstat(self.base)
-            if kernel.mount_id(top) == self.base_mount and (own.st_dev, own.st_ino) == (
-                there.st_dev,
-                there.st_ino,
-            ):
-                what = f"the container's root {root_path} is the host's own /"
-                raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
-        finally:
-            posix.close(top)
+        there, own = posix.fstat(self.base), posix.stat("/")
+        if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino):
+            what = f"the container's root {root_path} is the host's own /"
+            raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
+        # Runtimes make the root a mount point. A plain folder is one that somebody put in its place meanwhile,
+        # where a part of the path can be written by others than root.
+        above = posix.open("..", root.PATH, dir_fd=self.base)
+        plain = kernel.mount_id(above) == self.base_mount
+        posix.close(above)
+        if plain:
+            what = f"the container's root {root_path} is no mount point of its namespace"
+            raise NvhookError(what, "keep images in a folder that only root can write")
 
     def remember(self, inverse: Callable[[], None]) -> None:
         """Add an inverse to what `undo` will do."""
@@ -180,23 +170,48 @@ class Namespace:
                 self._back.pop()()
             except OSError as error:
                 failures.append(f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror))
+            except Exception as error:  # whatever it is, the older inverses must still run
+                failures.append(f"{type(error).__name__}: {error}")
         return failures
+
+    def _mounts(self) -> mounts.MountTable:
+        if self._table is None:
+            self._table = mounts.read(posix.readlink(f"/proc/self/fd/{self.base}"))
+        return self._table
 
     def may_create(self, folder: int) -> None:
         """Refuse a folder that belongs to somebody else: a mount that config.json brought from the host.
 
-        The container's own tmpfs mounts are as much the container's as its root.
+        A tmpfs that is mounted nowhere else was made for this container, and is as much its own as its root.
+        The name would not tell: an image's link can lead from anywhere to a host's tmpfs below /dev.
         """
         if kernel.mount_id(folder) == self.base_mount:
             return
-        name = root.name_of(self.base, folder)
-        if kernel.filesystem_type(folder) == kernel.TMPFS_MAGIC and self._on_own_tmpfs(name):
+        own = kernel.filesystem_type(folder) == kernel.TMPFS_MAGIC
+        if own and not self._mounts().is_foreign(posix.fstat(folder).st_dev):
             return
+        name = root.name_of(self.base, folder)
         what = f"{name} in the container is a mount from elsewhere; nvhook makes no files in it"
         raise NvhookError(what, f"mount something else over {name}, or put the driver's files there yourself")
 
-    def _on_own_tmpfs(self, name: str) -> bool:
-        return any(name == folder or name.startswith(folder + "/") for folder in self.own_tmpfs)
+    def _keep_inside(self, target: int, path: str) -> None:
+        """Refuse a target whose mount hands on what is mounted on it: an `rshared` volume takes it to the host,
+        where it stays."""
+        mount_id = kernel.mount_id(target)
+        if mount_id != self.base_mount and self._mounts().leaks(mount_id):
+            what = f"{path} in the container is in a volume with rshared propagation; a mount there is the host's too"
+            raise NvhookError(what, "mount that volume with rslave or rprivate propagation")
+
+    def may_cover(self, folder: int, path: str) -> None:
+        """Refuse to cover the container's root, its /dev, or a file system of the kernel's with a host folder."""
+        status = posix.fstat(folder)
+        vital = [posix.fstat(self.base)]
+        if root.exists(self.base, "/dev"):
+            vital.append(root.stat(self.base, "/dev"))
+        same = any((status.st_dev, status.st_ino) == (other.st_dev, other.st_ino) for other in vital)
+        if same or root.is_pseudo(folder):
+            what = f"{path} in the container leads to its root, /dev, or a file system of the kernel's"
+            raise NvhookError(what, "repair the link in the image")
 
     def create(self, action: Callable[[], Any]) -> Any:
         """Run one creation; in a file system of the container's user namespace, as that namespace's root.
@@ -229,32 +244,48 @@ class Namespace:
 
     def _make_folder(self, parent: int, name: str) -> None:
         self.may_create(parent)
-        self.create(lambda: posix.mkdir(name, FOLDER_MODE, dir_fd=parent))
-        self.give(name, parent)
+        # What can run out is taken first, so that nothing made is ever without its inverse.
         kept = posix.dup(parent)
+        self.create(lambda: posix.mkdir(name, FOLDER_MODE, dir_fd=parent))
         self.remember(lambda: posix.rmdir(name, dir_fd=kept))
+        self.give(name, parent)
 
     def placeholder(self, folder: int, name: str) -> int:
         """A new empty file to mount on; FileExistsError if there is something by that name."""
         self.may_create(folder)
         flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_WRONLY | posix.O_CLOEXEC
-        fd: int = self.create(lambda: posix.open(name, flags, PLACEHOLDER_MODE, dir_fd=folder))
-        self.forget_later(folder, name)
+        fd: int = self.make(folder, name, lambda: posix.open(name, flags, PLACEHOLDER_MODE, dir_fd=folder))
         self.give(name, folder)
         return fd
 
-    def forget_later(self, folder: int, name: str) -> None:
-        """Remember that `undo` unlinks this name."""
+    def make(self, folder: int, name: str, action: Callable[[], Any]) -> Any:
+        """Run an action that makes `name` in a folder; `undo` will unlink that."""
         kept = posix.dup(folder)
+        made = self.create(action)
         self.remember(lambda: posix.unlink(name, dir_fd=kept))
+        return made
+
+    def swap(self, folder: int, name: str, make: Callable[[str], None]) -> None:
+        """Put what `make(temporary name)` makes in the place of `name`, by rename; the caller knows the way back."""
+        self.may_create(folder)
+        temporary = unused(folder, name)
+        try:
+            make(temporary)
+            posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            try:
+                posix.unlink(temporary, dir_fd=folder)
+            except FileNotFoundError:
+                pass
+            raise
 
     def attach(self, mount: int, target: int, path: str) -> None:
         """Move a detached mount on a target in the container."""
+        self._keep_inside(target, path)
         try:
             kernel.move_mount(mount, target, path)
         except OSError as error:
             raise mount_error(error, path) from error
-        self.attached[path] = mount
         self.remember(lambda: self._detach(mount))
 
     def _detach(self, mount: int) -> None:
@@ -262,6 +293,20 @@ class Namespace:
         # umount2 must follow that link, so without UMOUNT_NOFOLLOW.
         posix.fchdir(self._numbers)
         kernel.umount2(str(mount), kernel.MNT_DETACH)
+
+
+def unused(folder: int, name: str) -> str:
+    """A name for a temporary file beside `name`. What a start that was killed has left by it is removed."""
+    for number in range(16):
+        temporary = f".{name}.nvhook-{number}"
+        try:
+            there = posix.stat(temporary, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return temporary
+        if root.file_type(there.st_mode) in (root.S_IFREG, root.S_IFLNK):
+            posix.unlink(temporary, dir_fd=folder)
+            return temporary
+    raise kernel.error("no free temporary name", errno.EEXIST, name)
 
 
 def creation_error(error: OSError, path: str) -> NvhookError:

@@ -78,6 +78,7 @@ def read_capabilities(env: dict[str, str]) -> tuple[str, ...]:
         return DEFAULT_CAPABILITIES
     unknown = [item for item in items if item not in ALL_CAPABILITIES and item != "all"]
     if unknown:
-        what = f"unknown driver capabilities in {CAPABILITIES}: {', '.join(unknown)}"
+        names = ascii(", ".join(unknown))[1:-1]
+        what = f"unknown driver capabilities in {CAPABILITIES}: {names if len(names) <= 200 else names[:197] + '...'}"
         raise NvhookError(what, f"use `all` or some of {', '.join(ALL_CAPABILITIES)}")
     return ALL_CAPABILITIES if "all" in items else tuple(sorted(set(items)))

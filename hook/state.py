@@ -39,6 +39,7 @@ class Container:
         "id",
         "masked_paths",
         "mounts",
+        "namespaces",
         "pid",
         "root_path",
     )
@@ -53,6 +54,7 @@ class Container:
         self.devices: list[dict[str, Any]] = []
         self.device_rules: list[dict[str, Any]] = []
         self.masked_paths: list[str] = []
+        self.namespaces: set[str] = set()
 
 
 def read_container(stdin: int = 0) -> Container:
@@ -99,6 +101,7 @@ def read_config(container: Container) -> None:
     container.mounts = _objects(path, spec, "mounts")
     container.devices = _objects(path, linux, "devices")
     container.device_rules = _objects(path, resources, "devices")
+    container.namespaces = {str(entry.get("type")) for entry in _objects(path, linux, "namespaces")}
     container.masked_paths = [item for item in _member(path, linux, "maskedPaths", list) if isinstance(item, str)]
 
 

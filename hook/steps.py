@@ -148,10 +148,11 @@ class Mask(Step):
 class Node(Step):
     """A device node: made where the container's /dev is its own tmpfs, else the host's node mounted."""
 
-    __slots__ = ("host_dev", "host_path", "node")
+    __slots__ = ("clone", "host_dev", "host_path", "node")
 
     def __init__(self, node: dict[str, Any]) -> None:
         self.node = node
+        self.clone = -1
         self.host_path: str = node.get("hostPath", node["path"])
         self.host_dev = (-1, -1)
 
@@ -161,8 +162,7 @@ class Node(Step):
 
     def prepare(self, host: int, namespace: Namespace) -> None:
         self.host_dev = identity(root.stat(host, "/dev"))
-        if self.host_path not in namespace.clones:
-            namespace.clones[self.host_path] = clone(host, self.host_path, NODE_OPTIONS)
+        self.clone = clone(host, self.host_path, NODE_OPTIONS)
 
     def execute(self, namespace: Namespace) -> None:
         dev = namespace.folder("/dev")
@@ -199,14 +199,17 @@ class Node(Step):
     def _make_new(self, namespace: Namespace, folder: int, name: str, device: int) -> None:
         if kernel.filesystem_type(folder) == kernel.TMPFS_MAGIC:
             namespace.may_create(folder)
+            mode = root.S_IFCHR | self.node["fileMode"]
             try:
-                posix.mknod(name, root.S_IFCHR | self.node["fileMode"], device, dir_fd=folder)
+                # Not as the container's root, who may make no nodes.
+                kept = posix.dup(folder)
+                posix.mknod(name, mode, device, dir_fd=folder)
             except OSError as error:
                 # In a user namespace nodes can't be made; the runtimes mount the host's there, and so do we.
                 if error.errno not in (errno.EPERM, errno.EOVERFLOW):
                     raise creation_error(error, self.node["path"]) from error
             else:
-                namespace.forget_later(folder, name)
+                namespace.remember(lambda: posix.unlink(name, dir_fd=kept))
                 posix.chown(name, self.node["uid"], self.node["gid"], dir_fd=folder, follow_symlinks=False)
                 return
         try:
@@ -217,17 +220,19 @@ class Node(Step):
 
     def _mount(self, namespace: Namespace, target: int) -> None:
         try:
-            namespace.attach(namespace.clones[self.host_path], target, self.node["path"])
+            namespace.attach(self.clone, target, self.node["path"])
         finally:
             posix.close(target)
 
 
 class Mount(Step):
-    """A host file or folder, bound in the container."""
+    """A host file or folder, bound in the container. Each mount is of a clone of its own: moved once, a clone
+    would only move again, away from where it was."""
 
-    __slots__ = ("container_path", "host_path", "options")
+    __slots__ = ("clone", "container_path", "host_path", "options")
 
     def __init__(self, mount: dict[str, Any]) -> None:
+        self.clone = -1
         self.host_path: str = mount["hostPath"]
         self.container_path: str = mount["containerPath"]
         self.options = tuple(mount["options"])
@@ -236,15 +241,14 @@ class Mount(Step):
         return f"mount {self.host_path} on {self.container_path} ({' '.join(self.options)})"
 
     def prepare(self, host: int, namespace: Namespace) -> None:
-        namespace.clones[self.host_path] = clone(host, self.host_path, self.options)
+        self.clone = clone(host, self.host_path, self.options)
 
     def execute(self, namespace: Namespace) -> None:
-        source = namespace.clones[self.host_path]
-        wanted = posix.fstat(source)
+        wanted = posix.fstat(self.clone)
         target = self._target(namespace, wanted)
         if target is not None:
             try:
-                namespace.attach(source, target, self.container_path)
+                namespace.attach(self.clone, target, self.container_path)
             finally:
                 posix.close(target)
 
@@ -255,6 +259,7 @@ class Mount(Step):
             if identity(posix.fstat(target)) == identity(wanted):
                 posix.close(target)
                 return None
+            namespace.may_cover(target, self.container_path)
             return target
         place, name = root.split(self.container_path)
         folder = namespace.folder(place)
@@ -309,40 +314,26 @@ class Link(Step):
         try:
             there = posix.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            self._new(namespace, folder, name)
-            namespace.forget_later(folder, name)
+            namespace.may_create(folder)
+            namespace.make(folder, name, lambda: posix.symlink(self.target, name, dir_fd=folder))
+            namespace.give(name, folder)
             return
         if root.file_type(there.st_mode) == root.S_IFLNK:
-            self._replace(namespace, folder, name)
+            self._replace(namespace, folder, name, there)
         elif root.file_type(there.st_mode) == root.S_IFREG:
             self._cover(namespace, folder, name, there)
         else:
             what = f"{self.path} in the container is in the way: neither a file nor a link"
             raise NvhookError(what, "take that path out of the image")
 
-    def _new(self, namespace: Namespace, folder: int, name: str) -> None:
-        namespace.may_create(folder)
-        namespace.create(lambda: posix.symlink(self.target, name, dir_fd=folder))
-        namespace.give(name, folder)
-
-    def _replace(self, namespace: Namespace, folder: int, name: str) -> None:
+    def _replace(self, namespace: Namespace, folder: int, name: str, there: posix.stat_result) -> None:
         old = posix.readlink(name, dir_fd=folder)
         if old == self.target:
             return
-        temporary = f".{name}.nvhook"
-        self._new(namespace, folder, temporary)
         kept = posix.dup(folder)
-
-        def restore() -> None:
-            posix.symlink(old, temporary, dir_fd=kept)
-            posix.rename(temporary, name, src_dir_fd=kept, dst_dir_fd=kept)
-
-        try:
-            posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except OSError:
-            posix.unlink(temporary, dir_fd=folder)
-            raise
-        namespace.remember(restore)
+        namespace.swap(folder, name, lambda new: make_link(namespace, folder, new, self.target, *namespace.ids))
+        owner = there.st_uid, there.st_gid
+        namespace.remember(lambda: namespace.swap(kept, name, lambda new: make_link(namespace, kept, new, old, *owner)))
 
     def _cover(self, namespace: Namespace, folder: int, name: str, there: posix.stat_result) -> None:
         library = root.open_path(namespace.base, self.library)
@@ -376,7 +367,7 @@ class LoaderCache(Step):
         try:
             old = self._read(namespace)
             new = self._merged(old)
-        except cache.InvalidLdCache as error:
+        except (cache.InvalidLdCache, merge.InvalidEntry) as error:
             # The library folder is one of the loader's default folders, which it searches after the cache.
             namespace.warnings.append(f"{CACHE_PATH} of the container is left as it is: {error}")
             return
@@ -385,20 +376,24 @@ class LoaderCache(Step):
             try:
                 self._write(namespace, folder, old, new)
             except OSError as error:
-                raise creation_error(error, CACHE_PATH) from error
+                if error.errno != errno.EBUSY:
+                    raise creation_error(error, CACHE_PATH) from error
+                namespace.warnings.append(f"{CACHE_PATH} of the container is left as it is: it is a mount of its own")
             finally:
                 posix.close(folder)
 
     def _read(self, namespace: Namespace) -> bytes:
         """The container's cache; empty where it has none."""
         try:
-            fd = root.open_file(namespace.base, CACHE_PATH)
+            fd = root.open_file(namespace.base, CACHE_PATH, stored=True)
         except FileNotFoundError:
             return b""
         except OSError as error:
             raise cache.InvalidLdCache(str(error.strerror), 0) from error
         try:
             return cache.read(fd)
+        except OSError as error:
+            raise cache.InvalidLdCache(str(error.strerror), 0) from error
         finally:
             posix.close(fd)
 
@@ -413,35 +408,50 @@ class LoaderCache(Step):
         return cache.serialize(merged)
 
     def _write(self, namespace: Namespace, folder: int, old: bytes, new: bytes) -> None:
-        namespace.may_create(folder)
+        """Write beside the old file and rename: running loaders have that one mapped."""
         name = root.split(CACHE_PATH)[1]
         kept = posix.dup(folder)
-        # Where the name is a link, rename replaces it by a file, as ldconfig does; undo then leaves a file too.
         try:
             before = posix.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            put(namespace, folder, name, new, *namespace.ids)
+            namespace.swap(folder, name, lambda made: make_file(namespace, folder, made, new, 0o644, *namespace.ids))
             namespace.remember(lambda: posix.unlink(name, dir_fd=kept))
             return
-        put(namespace, folder, name, new, before.st_uid, before.st_gid)
-        namespace.remember(lambda: put(namespace, kept, name, old, before.st_uid, before.st_gid))
+        owner, mode = (before.st_uid, before.st_gid), before.st_mode & 0o7777
+        if root.file_type(before.st_mode) == root.S_IFLNK:
+            # ldconfig too replaces a link by a file.
+            text = posix.readlink(name, dir_fd=folder)
+            mode = 0o644
+
+            def restore(made: str) -> None:
+                make_link(namespace, kept, made, text, *owner)
+
+        else:
+
+            def restore(made: str) -> None:
+                make_file(namespace, kept, made, old, mode, *owner)
+
+        namespace.swap(folder, name, lambda made: make_file(namespace, folder, made, new, mode, *owner))
+        namespace.remember(lambda: namespace.swap(kept, name, restore))
 
 
-def put(namespace: Namespace, folder: int, name: str, content: bytes, uid: int, gid: int) -> None:
-    """Write a file beside its place and rename it there: running loaders have the old one mapped."""
-    temporary = f".{name}.nvhook"
+def make_link(namespace: Namespace, folder: int, name: str, target: str, uid: int, gid: int) -> None:
+    """A new link with this text and owner."""
+    namespace.create(lambda: posix.symlink(target, name, dir_fd=folder))
+    posix.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
+
+
+def make_file(namespace: Namespace, folder: int, name: str, content: bytes, mode: int, uid: int, gid: int) -> None:
+    """A new file with this content, mode and owner."""
     flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_WRONLY | posix.O_CLOEXEC
-    fd = namespace.create(lambda: posix.open(temporary, flags, 0o644, dir_fd=folder))
+    fd = namespace.create(lambda: posix.open(name, flags, mode, dir_fd=folder))
     try:
         written = 0
         while written < len(content):
             written += posix.write(fd, content[written:])
-        if (uid, gid) != (0, 0):
-            posix.chown(fd, uid, gid)
-        posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except BaseException:
-        posix.unlink(temporary, dir_fd=folder)
-        raise
+        posix.chown(fd, uid, gid)
+        # chown takes set-id bits off, and the umask has had its say.
+        posix.chmod(fd, mode)
     finally:
         posix.close(fd)
 
@@ -469,8 +479,10 @@ def steps(plan: Plan, container: Container) -> list[Step]:
 
 
 def final(path: str, targets: dict[str, str]) -> str:
-    """The file that a chain of planned links ends at. A chain is two long at most, as layout makes them."""
-    while path in targets:
+    """The file that a chain of planned links ends at; somewhere in it where it is a circle."""
+    for _ in targets:
+        if path not in targets:
+            break
         folder, target = root.split(path)[0], targets[path]
         while target.startswith("../"):
             folder, target = root.split(folder)[0], target[3:]

@@ -61,7 +61,11 @@ def _checked(call: str, value: int, path: str | None = None) -> int:
 
 def encode(path: str) -> bytes:
     """A path as the kernel takes it; bytes that are not UTF-8 travel as surrogate escapes."""
-    return path.encode("utf-8", "surrogateescape")
+    try:
+        return path.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as bad:
+        # A lone surrogate out of JSON, which names no file.
+        raise error("no path", errno.EINVAL, ascii(path)) from bad
 
 
 def openat2(dirfd: int, path: str, flags: int, mode: int = 0, resolve: int = 0) -> int:

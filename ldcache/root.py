@@ -25,6 +25,14 @@ LINKS_MAX = 40
 PATH_MAX = 4096
 ATTEMPTS = 16
 
+# statfs(2)'s f_type: proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, configfs, pstore, bpf, mqueue,
+# efivarfs, selinuxfs, nsfs.
+PSEUDO = {
+    kernel.PROC_SUPER_MAGIC,
+    *(0x62656572, 0x27E0EB, 0x63677270, 0x64626720, 0x74726163, 0x73636673, 0x62656570, 0x6165676C),
+    *(0xCAFE4A11, 0x19800202, 0xDE5E81E4, 0xF97CFF8C, 0x6E736673),
+}
+
 S_IFMT = 0o170000
 S_IFREG = 0o100000
 S_IFDIR = 0o040000
@@ -138,19 +146,25 @@ def reopen(fd: int, flags: int) -> int:
     return posix.open(f"/proc/self/fd/{fd}", flags | posix.O_CLOEXEC)
 
 
-def open_file(root: int, path: str) -> int:
+def open_file(root: int, path: str, stored: bool = False) -> int:
     """A readable descriptor of a regular file inside the root.
 
-    The type is looked at before the file is opened for reading: a FIFO would block, a device may act.
-    Raises OSError, EINVAL if it is no regular file.
+    The type is looked at before the file is opened for reading: a FIFO would block, a device may act. `stored`
+    is for paths that an image chose: no file of procfs and its like; /proc/kmsg, once read, is gone.
+    Raises OSError, EINVAL if it is no such file.
     """
     named = open_path(root, path)
     try:
-        if file_type(posix.fstat(named).st_mode) != S_IFREG:
+        if file_type(posix.fstat(named).st_mode) != S_IFREG or (stored and is_pseudo(named)):
             raise kernel.error("not a regular file", errno.EINVAL, path)
         return reopen(named, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_NOCTTY)
     finally:
         posix.close(named)
+
+
+def is_pseudo(fd: int) -> bool:
+    """Whether a file is the kernel's own text rather than stored bytes: reading it can act, or take away."""
+    return kernel.filesystem_type(fd) in PSEUDO
 
 
 def read(fd: int, limit: int, path: str) -> bytes:

@@ -66,6 +66,8 @@ class Bundle:
     linux: dict[str, Any] = field(default_factory=dict)
     cgroups_path: str | None = None
     cgroup: str | None = None
+    # A command that takes the runtime's command line as its last arguments.
+    wrapper: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name = f"nvhook-test-{os.getpid()}-{next(NUMBERS)}"
@@ -117,7 +119,7 @@ class Bundle:
         env = os.environ | {"PATH": SYSTEM_PATH}
         try:
             return subprocess.run(
-                on_cgroup(self.cgroup, [*command, "run", "--bundle", str(self.folder), self.name]),
+                on_cgroup(self.cgroup, [*self.wrapper, *command, "run", "--bundle", str(self.folder), self.name]),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

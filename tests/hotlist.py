@@ -23,6 +23,7 @@ OURS = {
     "hook.devicefilter",
     "hook.injection",
     "hook.layout",
+    "hook.mounts",
     "hook.namespace",
     "hook.plan",
     "hook.prestart",

@@ -71,7 +71,7 @@ def in_child(container: state.Container, chosen: object, host_root: str, place: 
 def attempt(container: state.Container, chosen: object, host_root: str, place: int) -> tuple[str | None, str]:
     """As injection.inject, with one more step."""
     host = injection.open_host(host_root)
-    where = namespace.Namespace(container)
+    where = namespace.Namespace()
     where.open(container)
     outside = where.outside(container)
     plan = injection.make_plan(container, chosen, outside)  # type: ignore[arg-type]

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +16,11 @@ from tests.containers import Bundle, Hook, hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
+from tests.system.prestart import MULTIARCH, allowed, nvhook, output, proc_hook, tree_of, visible
 
 pytestmark = needs_program("runc")
 
-PROC_HOOK = Path(__file__).parents[1] / "simhost/prochook.py"
 FAILURE_HOOK = Path(__file__).with_name("failurehook.py")
-MULTIARCH = "/usr/lib/x86_64-linux-gnu"
 
 # What every container can do with its default nodes, before and after us.
 DEFAULT_NODES = """
@@ -39,52 +36,6 @@ for minor in 0 1; do
   echo "nvidia$minor: $(cat /dev/nvidia$minor 2>&1)"
 done
 """
-
-
-def proc_hook() -> Hook:
-    """Gives the container's proc the folder that a driver would."""
-    return hook(sys.executable, "-I", "-S", str(PROC_HOOK))
-
-
-def nvhook(prefix: Path, host: SimulatedHost) -> list[Hook]:
-    """The prestart hooks of a container on the simulated host."""
-    return [proc_hook(), hook(prefix / "bin/nvhook-prestart", "--host-root", str(host.root))]
-
-
-def visible(devices: str, capabilities: str | None = None) -> dict[str, str]:
-    """The variables of a request."""
-    env = {"NVIDIA_VISIBLE_DEVICES": devices}
-    return env if capabilities is None else env | {"NVIDIA_DRIVER_CAPABILITIES": capabilities}
-
-
-def output(bundle: Bundle, **others: Any) -> str:
-    """What the container printed; it must succeed."""
-    done = bundle.run(**others)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def allowed(lines: list[str], minor: int) -> bool:
-    """Whether the device cgroup lets the container open a GPU's node: what TRY_NODES printed about it.
-
-    A missing rule gives EPERM. With the rule the answer is the driver's: ENXIO where none is loaded.
-    """
-    (line,) = [line for line in lines if line.startswith(f"nvidia{minor}: ")]
-    return "Operation not permitted" not in line
-
-
-def tree_of(folder: Path) -> dict[str, str]:
-    """Every path below a folder, with what it is; for comparing before and after."""
-    found = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = f"-> {os.readlink(path)}"
-        elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-        else:
-            found[name] = "folder"
-    return found
 
 
 def test_the_main_job(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, cgroup: str) -> None:
