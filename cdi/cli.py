@@ -85,8 +85,12 @@ def find_hook() -> str:
     """The installed launcher: the one beside this very copy of nvhook, else a packaged or a local one."""
     from cdi import generate
 
-    own = Path(__file__).resolve().parents[3] / "bin" / generate.HOOK_NAME
-    for path in (own, Path("/usr/bin", generate.HOOK_NAME), Path("/usr/local/bin", generate.HOOK_NAME)):
+    library = Path(__file__).resolve().parents[1]
+    folders = [Path("/usr/bin"), Path("/usr/local/bin")]
+    if library.parts[-2:] == ("lib", "nvhook"):
+        # Only there is this an installed copy; above a checkout, `bin` may be anybody's.
+        folders.insert(0, library.parents[1] / "bin")
+    for path in (folder / generate.HOOK_NAME for folder in folders):
         if path.is_file():
             return str(path)
     path = Path("/usr/bin", generate.HOOK_NAME)

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import py_compile
 import shutil
+import stat
 import sys
 from pathlib import Path
 
@@ -38,17 +39,35 @@ def install(prefix: Path) -> list[Path]:
 
     Raises NvhookError if a part is missing or the prefix can't be written.
     """
-    library = prefix.resolve() / "lib/nvhook"
+    top = prefix.resolve()
+    library = top / "lib/nvhook"
     beside = library.with_name(".nvhook.new")
     try:
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        beside.chmod(0o755)
+        for folder in (top, top / "lib", top / "bin"):
+            make_folder(folder)
+        remove(beside)
+        make_folder(beside)
         fill(beside, library)
         swap(beside, library)
-        return link_launchers(prefix.resolve() / "bin", library)
-    except PermissionError as error:
-        raise NvhookError(f"cannot write {error.filename}: {error.strerror}", "run this as root") from error
+        return link_launchers(top / "bin", library)
+    except OSError as error:
+        remedy = "run this as root, and see what is there"
+        raise NvhookError(f"cannot write {error.filename}: {error.strerror}", remedy) from error
+
+
+def make_folder(folder: Path) -> None:
+    """A folder that everybody can read, whatever the umask; one that is there stays as it is."""
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)
+
+
+def remove(path: Path) -> None:
+    """Take a folder away, or a link in its place, never what that leads to."""
+    if path.is_symlink():
+        path.unlink()
+    else:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def fill(folder: Path, final: Path) -> None:
@@ -68,6 +87,13 @@ def fill(folder: Path, final: Path) -> None:
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     if not compileall.compile_dir(folder, quiet=1, invalidation_mode=mode, stripdir=folder, prependdir=final):
         raise NvhookError(f"cannot byte-compile {folder}", f"install for this Python again: {sys.version.split()[0]}")
+    set_modes(folder)
+
+
+def set_modes(folder: Path) -> None:
+    """Readable by all, writable by the owner, whatever the sources' modes were."""
+    for path in (folder, *folder.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
 
 
 def origin(name: str) -> Path:
@@ -82,7 +108,15 @@ def origin(name: str) -> Path:
 
 def interpreter() -> str:
     """The running interpreter by its versioned name, outside of any virtual environment."""
-    return os.path.realpath(sys.executable)
+    path = os.path.realpath(sys.executable)
+    if os.geteuid() == 0:
+        for place in (Path(path), *Path(path).parents):
+            status = place.stat()
+            # In a sticky folder others can't rename what is root's.
+            if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
+                what = f"others than root can write {place}, and hooks would run {path} as root"
+                raise NvhookError(what, "install with an interpreter that belongs to root, such as /usr/bin/python3")
+    return path
 
 
 def write_marks(launcher: Path, values: dict[str, str]) -> None:
@@ -103,16 +137,17 @@ def write_marks(launcher: Path, values: dict[str, str]) -> None:
 def swap(new: Path, final: Path) -> None:
     """Put the new folder in the old one's place; a hook that is just starting keeps the files it has open."""
     old = final.with_name(".nvhook.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if final.exists():
+    remove(old)
+    if final.is_symlink():
+        final.unlink()
+    elif final.exists():
         final.rename(old)
     new.rename(final)
-    shutil.rmtree(old, ignore_errors=True)
+    remove(old)
 
 
 def link_launchers(folder: Path, library: Path) -> list[Path]:
     """The names that hooks are registered under, each a link to the launcher."""
-    folder.mkdir(parents=True, exist_ok=True)
     made = []
     for name in LAUNCHERS:
         link = folder / name

@@ -17,11 +17,19 @@ def main() -> None:
     try:
         status = dispatch(sys.argv[1:])
     except NvhookError as error:
-        sys.stderr.write(f"nvhook: error: {error.what}\n  remedy: {error.remedy}\n")
+        say(f"nvhook: error: {error.what}\n  remedy: {error.remedy}\n")
         status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # None where the descriptor was closed before the interpreter started.
+        if stream is not None:
+            stream.flush()
     posix._exit(status)
+
+
+def say(text: str) -> None:
+    """Write on stderr, if there is one."""
+    if sys.stderr is not None:
+        sys.stderr.write(text)
 
 
 def dispatch(argv: list[str]) -> int:
@@ -37,5 +45,5 @@ def dispatch(argv: list[str]) -> int:
         return create_container.main(argv[1:])
     if verb in ("poststart", "poststop"):
         return 0
-    sys.stderr.write(f"nvhook: error: {verb!a} is no hook\n  remedy: use prestart or create-container\n")
+    say(f"nvhook: error: {verb!a} is no hook\n  remedy: use prestart or create-container\n")
     return 2

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from hook import mounts
 from ldcache.errors import NvhookError
 
 HERE = Path(__file__).resolve().parent
@@ -259,8 +260,11 @@ def _times_line(ms: dict[str, float]) -> str:
 
 def installed(name: str) -> Path | None:
     """One of nvhook's own executables: in hook/bin (checkout, wheel), beside hook/ or in the prefix (installed)."""
-    prefix = HERE.parent.parent.parent
-    for folder in (HERE / "bin", HERE.parent / "bin", prefix / "bin", Path("/usr/local/bin"), Path("/usr/bin")):
+    folders = [HERE / "bin", Path("/usr/local/bin"), Path("/usr/bin")]
+    if HERE.parts[-3:-1] == ("lib", "nvhook"):
+        # Only there is this an installed copy; above a checkout, `bin` may be anybody's.
+        folders[1:1] = [HERE.parent / "bin", HERE.parents[2] / "bin"]
+    for folder in folders:
         if os.access(folder / name, os.X_OK):
             return folder / name
     return None
@@ -452,8 +456,8 @@ def _remove(bundle: Path) -> None:
     A hook that mounted on the host instead of in the container has hung host folders into the root: to
     remove that tree would be to remove them.
     """
-    mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-    below = [mount for mount in mounts if mount.startswith(f"{bundle}/")]
+    places = [line.split(" ")[4] for line in Path(mounts.TABLE).read_text().splitlines()]
+    below = [place for place in places if place.startswith(mounts.escape(f"{bundle}/"))]
     if below:
         remedy = "unmount it, then remove the folder; and report it, since no hook may leave a mount"
         raise NvhookError(f"{below[0]} is still mounted, so {bundle} is left as it is", remedy)

@@ -39,7 +39,9 @@ FSCONFIG_SET_STRING = 1
 FSCONFIG_CMD_CREATE = 6
 
 CLONE_NEWNS = 0x00020000
+PR_SET_PDEATHSIG = 1
 PR_SET_NO_NEW_PRIVS = 38
+SIGKILL = 9
 PROC_SUPER_MAGIC = 0x9FA0
 TMPFS_MAGIC = 0x01021994
 
@@ -138,6 +140,11 @@ def set_filesystem_ids(uid: int, gid: int) -> None:
 def set_no_new_privs() -> None:
     """No program that this process executes gains privileges. Never call it in what becomes the runtime."""
     _checked("prctl", lib.sys_prctl(PR_SET_NO_NEW_PRIVS, 1))
+
+
+def die_with_parent() -> None:
+    """SIGKILL for this process when the thread that started it ends. It may have ended before: ask getppid."""
+    _checked("prctl", lib.sys_prctl(PR_SET_PDEATHSIG, SIGKILL))
 
 
 def mount_id(fd: int) -> int:

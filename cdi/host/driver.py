@@ -71,9 +71,16 @@ def parse_params(text: str) -> dict[str, int]:
     found = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
-        if name in NODE_PARAMS and value.strip().isdigit():
-            found[name] = int(value)
+        known = number(value.strip())
+        if name in NODE_PARAMS and known is not None:
+            found[name] = known
     return found
+
+
+def number(text: str) -> int | None:
+    """A number as the kernel writes it; None for anything else, digits of other scripts and of a thousand places
+    included."""
+    return int(text) if len(text) <= 10 and text.isascii() and text.isdigit() else None
 
 
 def _missing(module: str, host_root: str) -> NvhookError:

@@ -14,6 +14,7 @@ from cdi.host import fingerprint, table
 from cdi.host.libraries import SUBFOLDERS, place
 from ldcache import root
 
+LINKED = "it is a link"
 RELEASE = "/proc/sys/kernel/osrelease"
 FIRMWARE_PATH = "/sys/module/firmware_class/parameters/path"
 
@@ -151,10 +152,11 @@ def sockets(
     found, warnings = [], []
     for name, group in table.SOCKETS:
         for where in bases:
-            path = next((real for run in table.RUN_FOLDERS if (real := recorder.entry(where, f"{run}/{name}"))), None)
+            looks = (unlinked(recorder, where, f"{run}/{name}") for run in table.RUN_FOLDERS)
+            path, linked = next((look for look in looks if look[0]), (None, False))
             if path is None:
                 continue
-            reason = refusal(where.fd, path)
+            reason = LINKED if linked else refusal(where.fd, path)
             if reason is not None:
                 warnings.append(f"{where.prefix}{path} is left out: {reason}")
                 continue
@@ -162,6 +164,18 @@ def sockets(
             break
     folder, warning = _mps(recorder, host)
     return found + folder, warnings + warning
+
+
+def unlinked(recorder: fingerprint.Recorder, where: fingerprint.Base, path: str) -> tuple[str | None, bool]:
+    """What a path leads to, None if nowhere, and whether its last part is a link.
+
+    Who may write in its folder, as anybody in /tmp, could have that link lead to any socket or folder of the
+    host's, and it would be mounted into containers. The folders above are root's.
+    """
+    folder, _, name = path.rpartition("/")
+    above = recorder.resolve(where, folder)
+    real = recorder.entry(where, path)
+    return real, real is not None and (above is None or real != f"{above.rstrip('/')}/{name}")
 
 
 def _socket(path: str, container_path: str, group: str, kind: str) -> dict[str, Any]:
@@ -190,9 +204,11 @@ def refusal(root_fd: int, path: str) -> str | None:
 
 
 def _mps(recorder: fingerprint.Recorder, host: fingerprint.Base) -> tuple[list[dict[str, Any]], list[str]]:
-    path = recorder.entry(host, table.MPS_FOLDER)
+    path, linked = unlinked(recorder, host, table.MPS_FOLDER)
     if path is None:
         return [], []
+    if linked:
+        return [], [f"{table.MPS_FOLDER} is left out: {LINKED}"]
     status = root.stat(host.fd, path)
     if not stat.S_ISDIR(status.st_mode):
         return [], [f"{path} is left out: it is no folder"]

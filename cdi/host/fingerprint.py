@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VERSION_FILE = "/proc/driver/nvidia/version"
 GPUS = "/proc/driver/nvidia/gpus"
+DEVICES = "/proc/devices"
+MODULE_FOLDER = "/sys/module"
+MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 TEXT_MAX = 4096
@@ -102,7 +105,7 @@ def _node(fd: int, name: str) -> list[int] | None:
         status = posix.stat(name, dir_fd=fd, follow_symlinks=False)
     except OSError:
         return None
-    return [status.st_rdev, status.st_mode, status.st_gid]
+    return [status.st_rdev, status.st_mode, status.st_uid, status.st_gid]
 
 
 def _entry(fd: int, name: str) -> list[int] | None:
@@ -110,7 +113,8 @@ def _entry(fd: int, name: str) -> list[int] | None:
         status = posix.stat(name, dir_fd=fd, follow_symlinks=False)
     except OSError:
         return None
-    return [status.st_dev, status.st_ino]
+    # An inode's number is given out anew once it is free, to anybody: the owner is part of what it is.
+    return [status.st_dev, status.st_ino, status.st_mode, status.st_uid]
 
 
 # -1 as dir_fd gives EBADF, an OSError: what lies in a folder that is not there is not there.
@@ -135,6 +139,11 @@ def names(root_fd: int, path: str) -> list[list[Any]]:
         return [[name, number] for name, number, _ in _listing(named, ".")]
     finally:
         posix.close(named)
+
+
+def majors(root_fd: int, path: str) -> list[str]:
+    """The lines of /proc/devices that name NVIDIA's drivers: a reload gives nvidia-uvm another major."""
+    return [line.strip() for line in text(root_fd, path).splitlines() if " nvidia" in line]
 
 
 def mig(root_fd: int, path: str) -> list[list[Any]]:
@@ -183,6 +192,7 @@ SAME: dict[str, Callable[[int, str, Any], bool]] = {
     "text": lambda root_fd, path, value: bool(text(root_fd, path) == value),
     "names": lambda root_fd, path, value: names(root_fd, path) == value,
     "mig": lambda root_fd, path, value: mig(root_fd, path) == value,
+    "majors": lambda root_fd, path, value: majors(root_fd, path) == value,
     "until": lambda root_fd, path, value: bool(now() < value),
 }
 
@@ -217,6 +227,12 @@ class Recorder:
         self._found["text", VERSION_FILE] = text(self.root_fd, VERSION_FILE)
         self._found["names", GPUS] = names(self.root_fd, GPUS)
         self._found["mig", CAPABILITIES] = mig(self.root_fd, CAPABILITIES)
+        self._found["majors", DEVICES] = majors(self.root_fd, DEVICES)
+        # sysfs counts its inodes up, so a module that was loaded again has another one; procfs takes the lowest
+        # free number, and its folders of GPUs may look as they were.
+        host = Base(self.root_fd, "")
+        for name in MODULES:
+            self.entry(host, f"{MODULE_FOLDER}/{name}")
 
     def until(self, seconds: float) -> None:
         """Makes the inventory stale that many seconds from now."""
@@ -247,7 +263,7 @@ class Recorder:
         try:
             fd = root.open_path(base.fd, real, follow=False)
         except OSError:
-            self._found["file", base.prefix + real] = None
+            self._found.setdefault(("file", base.prefix + real), None)
             return None
         try:
             if root.file_type(posix.fstat(fd).st_mode) != root.S_IFLNK:
@@ -255,7 +271,8 @@ class Recorder:
             target = posix.readlink("", dir_fd=fd)
         finally:
             posix.close(fd)
-        self._found["link", base.prefix + real] = target
+        # The first look counts: what changed between two looks must not pass for unchanged.
+        self._found.setdefault(("link", base.prefix + real), target)
         if not links:
             return None
         return self._resolve(base, target if target.startswith("/") else f"{where}/{target}", links - 1)
@@ -300,7 +317,7 @@ class Recorder:
 
     def fingerprint(self) -> list[list[Any]]:
         """The list: cheap and likely things first, then by folder, so that each is opened once."""
-        order = {kind: place for place, kind in enumerate(("nvhook", "until", "text", "names", "mig"))}
+        order = {kind: place for place, kind in enumerate(("nvhook", "until", "text", "names", "majors", "mig"))}
         last = len(order)
 
         def key(item: tuple[str, str]) -> tuple[int, str, str, str]:

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from cdi.host import fingerprint
+from cdi.host import driver, fingerprint
 from ldcache import root
 
 INFORMATION_MAX = 65536
@@ -113,12 +113,12 @@ def _read(root_fd: int, bus_id: str, index: int) -> tuple[Gpu | None, Fault | No
     facts = parse_information(text)
     if facts.get("GPU Excluded") == "Yes":
         return None, Fault(bus_id, EXCLUDED, lasting=True)
-    minor = facts.get("Device Minor", "")
-    if not minor.isdigit():
+    minor = driver.number(facts.get("Device Minor", ""))
+    if minor is None:
         return None, Fault(bus_id, f"{path} names no device minor")
     uuid = facts.get("GPU UUID", "")
     known = uuid if UUID.fullmatch(uuid) else None
-    return Gpu(index, int(minor), bus_id, known, numa_node(root_fd, bus_id), facts.get("Model", "")), None
+    return Gpu(index, minor, bus_id, known, numa_node(root_fd, bus_id), facts.get("Model", "")), None
 
 
 def parse_information(text: str) -> dict[str, str]:
@@ -129,5 +129,4 @@ def parse_information(text: str) -> dict[str, str]:
 
 def numa_node(root_fd: int, bus_id: str) -> int | None:
     """The NUMA node that sysfs tells; it says -1 for none."""
-    text = fingerprint.text(root_fd, f"{PCI}/{bus_id}/numa_node").strip()
-    return int(text) if text.isdigit() else None
+    return driver.number(fingerprint.text(root_fd, f"{PCI}/{bus_id}/numa_node").strip())

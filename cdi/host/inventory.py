@@ -31,9 +31,16 @@ def gather(options: Options, folder: int | None = None, previous: dict[str, Any]
     `folder` is open on the place where what NVML hung on is remembered. What only NVML could tell and
     `previous`, an earlier inventory, holds is taken from there if the same module is still loaded.
     """
+    made = look(options, previous)
+    ask_nvml(made, options, folder)
+    return made
+
+
+def look(options: Options, previous: dict[str, Any] | None = None) -> dict[str, Any]:
+    """`gather` without asking NVML, which may take long."""
     root_fd = open_host(options.host_root)
     try:
-        return _gather(root_fd, options, folder, previous)
+        return _look(root_fd, options, previous)
     finally:
         os.close(root_fd)
 
@@ -46,7 +53,7 @@ def open_host(path: str) -> int:
         raise NvhookError(f"cannot open the host root {path}: {error.strerror}", "give an existing folder") from error
 
 
-def _gather(root_fd: int, options: Options, folder: int | None, previous: dict[str, Any] | None) -> dict[str, Any]:
+def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> dict[str, Any]:
     recorder = fingerprint.Recorder(root_fd)
     recorder.kernel()
     loaded = driver.read(root_fd, options.host_root)
@@ -82,14 +89,13 @@ def _gather(root_fd: int, options: Options, folder: int | None, previous: dict[s
         recorder.until(FAULT_PAUSE)
     result["fingerprint"] = recorder.fingerprint()
     _carry_over(result, previous)
-    _ask_nvml(result, options, folder)
     return result
 
 
 def _base(recorder: fingerprint.Recorder, host: fingerprint.Base, path: str, what: str) -> fingerprint.Base:
     if not path.rstrip("/"):
         return host
-    recorder.resolve(host, path)
+    recorder.file(host, path)
     return driver.open_root(host.fd, path, what)
 
 
@@ -111,10 +117,13 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
 
 
 def _module(inventory: dict[str, Any]) -> list[Any]:
-    return [item for item in inventory["fingerprint"] if item[0] in ("text", "names")]
+    """What is another after a reboot, a reload of the module, or a change of its GPUs."""
+    kinds, modules = ("text", "names", "majors"), fingerprint.MODULE_FOLDER
+    return [item for item in inventory["fingerprint"] if item[0] in kinds or item[1].startswith(modules)]
 
 
-def _ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> None:
+def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> None:
+    """Fill in what only NVML tells, as far as the options want it asked; what fails becomes a warning."""
     forced = options.nvml == "always"
     asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or gpu["uuid"] is None]
     if options.nvml == "never" or not (asked or forced):
@@ -158,8 +167,21 @@ def current(options: Options, refresh: bool = False, lock_held: bool = False) ->
                 return kept, None
             if not lock_held:
                 lock = store.take_lock(folder, time.monotonic() + store.DEADLINE)
-            made = gather(options, folder, kept)
+            made = look(options, kept)
+            # Kept at once, and the lock given back: starts that can do with the kernel's facts need not wait
+            # for a driver that hangs.
             store.save(folder, made)
+            if lock is not None:
+                os.close(lock)
+                lock = None
+            before = json.dumps(made)
+            ask_nvml(made, options, folder)
+            if json.dumps(made) != before:
+                if not lock_held:
+                    lock = store.take_lock(folder, time.monotonic() + store.DEADLINE)
+                there = store.load(folder)
+                if there is not None and there["fingerprint"] == made["fingerprint"]:
+                    store.save(folder, made)
             return made, None
         finally:
             if lock is not None:

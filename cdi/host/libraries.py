@@ -163,7 +163,10 @@ def _cached_folders(search: Search, base: fingerprint.Base) -> Iterator[str]:
     search.recorder.file(base, LD_SO_CACHE)
     try:
         data = root.read_file(base.fd, LD_SO_CACHE, cache.MAX_FILE)
-    except OSError:
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        search.warnings.append(f"{base.prefix}{LD_SO_CACHE} can't be read: {error.strerror}")
         return
     try:
         entries = cache.parse(data).entries if data else []
@@ -172,9 +175,9 @@ def _cached_folders(search: Search, base: fingerprint.Base) -> Iterator[str]:
         return
     for path in dict.fromkeys(entry.path for entry in entries if _is_ours(entry.soname)):
         name = os.fsdecode(path)
-        try:
-            real = root.real_path(base.fd, name)
-        except OSError:
+        # The links on the way are remembered: one that is led to this driver's file later is then noticed.
+        real = search.recorder.file(base, name)
+        if real is None:
             # Stale: the loader would not find it either.
             continue
         if _version_of(real) == search.driver.version:
@@ -219,6 +222,9 @@ def _take(search: Search, base: fingerprint.Base, path: str, known: table.Librar
     real = search.recorder.file(base, path)
     if real is None:
         search.warnings.append(f"{base.prefix}{path} leads nowhere")
+        return
+    if not real.isprintable():
+        search.warnings.append(f"{base.prefix}{ascii(real)[1:-1]} is left out: no CDI file could name it")
         return
     version = _version_of(real)
     if version != _version_of(path):

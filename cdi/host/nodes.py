@@ -13,10 +13,9 @@ import stat
 from dataclasses import dataclass
 from typing import Any
 
-from cdi.host import fingerprint, gpus
+from cdi.host import driver, fingerprint, gpus
 from ldcache import root
 
-DEVICES = "/proc/devices"
 DEVICES_MAX = 65536
 
 # Minors of the driver's own major (nv.h).
@@ -89,25 +88,22 @@ def _drm(root_fd: int, bus_id: str) -> list[Wanted]:
     wanted = []
     for name in sorted(names, key=lambda found: (found[1], int(found[2]))):
         major, _, minor = fingerprint.text(root_fd, f"{folder}/{name[0]}/dev").strip().partition(":")
-        wanted.append(Wanted(f"/dev/dri/{name[0]}", "drm", _number(major), _number(minor), bus_id))
+        wanted.append(Wanted(f"/dev/dri/{name[0]}", "drm", driver.number(major), driver.number(minor), bus_id))
     return wanted
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isdigit() else None
 
 
 def character_majors(root_fd: int) -> dict[str, int]:
     """Driver names and majors of /proc/devices' first part; later lines of one name do not count."""
     try:
-        text = root.read_file(root_fd, DEVICES, DEVICES_MAX).decode("utf-8", "replace")
+        text = root.read_file(root_fd, fingerprint.DEVICES, DEVICES_MAX).decode("utf-8", "replace")
     except OSError:
         return {}
     majors: dict[str, int] = {}
     for line in text.partition("Block devices:")[0].splitlines():
         major, _, name = line.strip().partition(" ")
-        if major.isdigit():
-            majors.setdefault(name, int(major))
+        known = driver.number(major)
+        if known is not None:
+            majors.setdefault(name, known)
     return majors
 
 

@@ -27,6 +27,7 @@ CHILD = "import sys; sys.path[:0] = sys.argv.pop(1).split('\\n'); from cdi.host.
 
 BACK_OFF_FILE = "nvml.json"
 BACK_OFF_MAX = 65536
+LINE_MAX = 65536
 FIRST_BACK_OFF = 60.0
 LAST_BACK_OFF = 3600.0
 # NVML as a whole, where it hung or died before it came to a GPU.
@@ -72,7 +73,7 @@ class BackOff:
         count, at = self.failures.get(name, [0, 0.0])
         if not count:
             return 0.0
-        return max(0.0, at + min(FIRST_BACK_OFF * 2 ** (count - 1), LAST_BACK_OFF) - fingerprint.now())
+        return max(0.0, at + min(FIRST_BACK_OFF * 2 ** min(count - 1, 16), LAST_BACK_OFF) - fingerprint.now())
 
     def blame(self, name: str) -> None:
         """It hung or died: twice as long a pause as the last time."""
@@ -155,9 +156,10 @@ class Conversation:
         self.asking: str | None = None
         self.failure: str | None = None
         self._done = False
+        self._ended = False
         self._timeout = timeout
         places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
-        self._words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places, library, *bus_ids]
+        self._words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places, str(os.getpid()), library, *bus_ids]
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The child's lines as they come, until it is done, dead or given up."""
@@ -187,29 +189,52 @@ class Conversation:
         poll = select.poll()
         poll.register(fd, select.POLLIN)
         rest = b""
+        end = time.monotonic() + self._timeout
         while True:
-            if not poll.poll(self._timeout * 1000):
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 self.failure = f"did not answer within {self._timeout:g} s"
                 return
             chunk = os.read(fd, 65536)
             if not chunk:
+                self._ended = True
                 return
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
-                said = json.loads(line)
+                said = parse(line)
+                if said is None:
+                    break
                 self.asking = said.get("asking", self.asking)
                 self._done = self._done or "done" in said
                 yield said
+                end = time.monotonic() + self._timeout
+            else:
+                if len(rest) <= LINE_MAX:
+                    continue
+            # NVML runs in that process, and may have written over its memory.
+            self.failure = "said nonsense"
+            return
 
     def _end(self, pid: int) -> None:
         """Reap the child if it is gone or goes now; a GPU is to blame for one that died, not for one that is done."""
-        if self.failure is not None or self._done:
+        if not self._ended:
             os.kill(pid, 9)
         status = _reap(pid)
         if self._done or self.failure is not None:
             return
         code = 0 if status is None else os.waitstatus_to_exitcode(status)
         self.failure = f"died of signal {-code}" if code < 0 else f"ended too early (status {code})"
+
+
+def parse(line: bytes) -> dict[str, Any] | None:
+    """One line of a child's, None if it is none that ours writes."""
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kinds: dict[str, type] = {"asking": str, "gpu": str, "uuid": str, "error": str, "cuda": int, "done": bool}
+    if not isinstance(said, dict) or not said.keys() <= kinds.keys():
+        return None
+    return said if all(isinstance(value, kinds[name]) for name, value in said.items()) else None
 
 
 def _reap(pid: int) -> int | None:
@@ -227,8 +252,20 @@ def _reap(pid: int) -> int | None:
 
 
 def child(words: list[str]) -> None:
-    """The child's whole life: the library's path, then bus ids; JSON lines on stdout. Ends the process."""
-    library, *bus_ids = words
+    """The child's whole life: its parent's pid, the library's path, bus ids; JSON lines on stdout. Ends the process."""
+    parent, library, *bus_ids = words
+    # Nobody listens once the parent is gone, whatever NVML waits for.
+    kernel.die_with_parent()
+    if os.getppid() != int(parent):
+        os._exit(1)
+    # What the parent inherited without close-on-exec, such as a lock of a script's, is none of NVML's business.
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            try:
+                os.close(int(name))
+            except OSError:
+                # The listing's own.
+                continue
     # NVML may run nvidia-modprobe, which is set-uid; whatever it runs gains nothing.
     kernel.set_no_new_privs()
     # And whatever it prints is not ours: the copy closes when a program is executed, stdout goes to /dev/null.

@@ -316,7 +316,12 @@ def take_lock(folder: int, end: float) -> int:
 
     Raises NvhookError naming the process that held it to the end.
     """
-    fd = posix.open(LOCK, posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_CLOEXEC, 0o600, dir_fd=folder)
+    flags = posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
+    try:
+        fd = posix.open(LOCK, flags, 0o600, dir_fd=folder)
+    except OSError as error:
+        what = f"cannot open the inventory's lock {FOLDER}/{LOCK}: {error.strerror}"
+        raise NvhookError(what, "make room there, or remove what is in its place") from error
     try:
         pause = 0.001
         while not _try_lock(fd):
@@ -326,8 +331,12 @@ def take_lock(folder: int, end: float) -> int:
                 raise NvhookError(what, f"see what process {holder} waits for: cat /proc/{holder}/stack")
             time.sleep(pause)
             pause = min(2 * pause, 0.02)
-        posix.ftruncate(fd, 0)
-        posix.pwrite(fd, b"%d\n" % posix.getpid(), 0)
+        try:
+            posix.ftruncate(fd, 0)
+            posix.pwrite(fd, b"%d\n" % posix.getpid(), 0)
+        except OSError:
+            # The number is for people; a full /run does not stop a start.
+            pass
     except BaseException:
         posix.close(fd)
         raise

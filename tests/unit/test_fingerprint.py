@@ -280,3 +280,44 @@ def test_folders_are_opened_once_each(judged: Judged) -> None:
     turns = [folder for place, folder in enumerate(folders) if place == 0 or folder != folders[place - 1]]
     assert len(turns) == len(set(turns))
     assert len(judged.fingerprint) < 250
+
+
+@needs_root
+def test_an_owner_is_part_of_what_a_folder_is(judged: Judged) -> None:
+    """A removed folder's inode may be given to anybody's next one."""
+    os.chown(judged.host.path("/tmp/nvidia-mps"), 65534, 65534)
+    assert judged.changed() == "/tmp/nvidia-mps"
+
+
+@needs_root
+def test_a_nodes_owner(judged: Judged) -> None:
+    os.chown(judged.host.path("/dev/nvidia0"), 65534, -1)
+    assert judged.changed() == "/dev/nvidia0"
+
+
+def test_a_reloaded_module(judged: Judged) -> None:
+    """Its folder in sysfs is another one; its nodes and the text of its version are what they were."""
+    folder = judged.host.path("/sys/module/nvidia")
+    folder.rename(folder.with_name("aside"))
+    folder.mkdir()
+    assert judged.changed() == "/sys/module/nvidia"
+
+
+def test_another_major(judged: Judged) -> None:
+    devices = judged.host.path("/proc/devices")
+    devices.write_text(devices.read_text().replace("508 nvidia-uvm", "509 nvidia-uvm"))
+    assert judged.changed() == "/proc/devices"
+
+
+def test_drivers_of_others_come_and_go(judged: Judged) -> None:
+    devices = judged.host.path("/proc/devices")
+    devices.write_text(devices.read_text().replace("Block devices:", "999 somebody\n\nBlock devices:"))
+    assert judged.changed() is None
+
+
+def test_a_new_file_at_the_driver_roots_top(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(driver_root="/run/nvidia/driver", graphics=False))
+    judged = Judged(host, driver_root="/run/nvidia/driver")
+    host.path("/run/nvidia/driver/libnvidia-new.so.580.159.04").touch()
+    assert judged.changed() == "/run/nvidia/driver"
+    os.close(judged.fd)

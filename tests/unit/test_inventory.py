@@ -688,3 +688,33 @@ def test_roots_are_one_however_they_are_written(
     monkeypatch.chdir(tmp_path)
     assert inventory.main(["--host-root", "./host/", "--driver-root", "/drv/", "--dev-root", "//drv/.", "--quiet"]) == 0
     assert host.path("/run/nvhook/inventory.json").stat() == kept
+
+
+@needs_root
+def test_a_link_where_anybody_may_make_one_is_not_followed(tmp_path: Path) -> None:
+    """`ln -s / /tmp/nvidia-mps` by anybody would have mounted the host's root into every container."""
+    host = build(tmp_path / "host", Host(persistenced="answering", graphics=False))
+    host.path("/tmp").mkdir(exist_ok=True)
+    host.path("/tmp/nvidia-mps").symlink_to("/")
+    socket = host.path("/run/nvidia-persistenced/socket")
+    socket.rename(socket.with_name("aside"))
+    socket.symlink_to("aside")
+    found = look(host)
+    host.close()
+    assert found["sockets"] == []
+    assert "/tmp/nvidia-mps is left out: it is a link" in found["warnings"]
+    assert any(warning.endswith("is left out: it is a link") for warning in found["warnings"][-2:])
+
+
+@pytest.mark.parametrize("text", ["²", "1" * 5000, "-1", "0x1", ""])
+def test_numbers_are_the_kernels_own(text: str) -> None:
+    assert driver.number(text) is None
+
+
+def test_a_number_that_is_none_leaves_one_gpu_out(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(gpus=some_gpus(2), graphics=False))
+    information = host.path(f"/proc/driver/nvidia/gpus/{host.host.gpus[0].bus_id}/information")
+    information.write_text(information.read_text().replace("Device Minor: \t 0", "Device Minor: \t ²"))
+    found = look(host)
+    assert [gpu["index"] for gpu in found["gpus"]] == [1]
+    assert found["faults"][0]["reason"].endswith("names no device minor")

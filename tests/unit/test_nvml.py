@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def test_what_the_driver_prints_is_not_taken_for_an_answer(host: SimulatedHost) 
     words = [sys.executable, "-I", "-S", "-B", "-c", nvml.CHILD]
     places = "\n".join(place for place in sys.path if place.startswith("/"))
     library = str(host.library("libnvidia-ml.so.1"))
-    done = subprocess.run([*words, places, library, BUS_IDS[0]], capture_output=True, check=True)
+    done = subprocess.run([*words, places, str(os.getpid()), library, BUS_IDS[0]], capture_output=True, check=True)
     lines = done.stdout.decode().splitlines()
     assert lines == [
         '{"cuda": 13000}',
@@ -276,3 +277,60 @@ def test_without_a_folder_nothing_is_remembered() -> None:
     back_off = nvml.BackOff(None, "boot")
     back_off.blame("0000:10:00.0")
     assert nvml.BackOff(None, "boot").failures == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"garbage",
+        b"[1, 2]",
+        b'{"uuid": 7}',
+        b'{"cuda": "13"}',
+        b'{"more": "x"}',
+        b"\xff",
+        b'{"asking": ' + b"[" * 100_000,
+    ],
+)
+def test_a_line_that_is_none_of_ours(line: bytes) -> None:
+    """NVML runs in the child, and may have written over its memory."""
+    assert nvml.parse(line) is None
+
+
+def test_the_longest_pause_comes_and_stays() -> None:
+    back_off = nvml.BackOff(None, "boot")
+    back_off.failures["gpu"] = [5000, fingerprint.now()]
+    assert 0 < back_off.left("gpu") <= nvml.LAST_BACK_OFF
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_hanging_child_goes_with_its_parent(host: SimulatedHost, number: int) -> None:
+    """And it keeps nothing open that its parent inherited, such as a script's lock."""
+    host.set_nvml(Nvml(faults=(Fault("nvmlInit", action="hang"),)))
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "hook", "inventory", "--refresh", "--nvml", "always", "--nvml-timeout", "60"]
+    parent = subprocess.Popen([*command, "--host-root", str(host.root)], pass_fds=[writing], stdout=subprocess.DEVNULL)
+    os.close(writing)
+    wait_for(lambda: bool(host.nvml_calls()))
+    (pid,) = {call.pid for call in host.nvml_calls()}
+    parent.send_signal(number)
+    parent.wait(10)
+    wait_for(lambda: not is_alive(pid))
+    # End of file: nobody holds the other end.
+    os.set_blocking(reading, False)
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether there is such a process, other than one that nobody has reaped yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -344,3 +344,53 @@ def test_without_any_place_the_inventory_is_still_printed(tmp_path: Path, capsys
 
 def test_the_version_is_the_projects() -> None:
     assert f'\nversion = "{VERSION}"\n' in (TREE / "pyproject.toml").read_text()
+
+
+def test_a_hanging_nvml_stops_no_start(fd: int, host: SimulatedHost) -> None:
+    """What the kernel tells is kept before NVML is asked, and the lock given back."""
+    host.set_nvml(Nvml(faults=(Fault("nvmlInit", action="hang"),)))
+    command = [sys.executable, "-m", "hook", "inventory", "--nvml-timeout", "30", "--host-root", str(host.root)]
+    asking = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 10
+        while not host.nvml_calls():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        before = time.monotonic()
+        assert len(store.inventory(fd, str(host.root), deadline=2.0)["gpus"]) == 2
+        store.renew(fd, str(host.root), deadline=5.0)
+        assert time.monotonic() - before < 5
+    finally:
+        asking.kill()
+        asking.wait()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
+def test_something_in_the_locks_place(fd: int, folder: int, host: SimulatedHost, kind: str) -> None:
+    lock = host.path("/run/nvhook/lock")
+    lock.unlink(missing_ok=True)
+    if kind == "link":
+        lock.symlink_to("elsewhere")
+    elif kind == "fifo":
+        os.mkfifo(lock)
+    else:
+        lock.mkdir()
+    if kind == "fifo":
+        # Harmless: a lock can be had on it too.
+        os.close(store.take_lock(folder, time.monotonic() + 1))
+        return
+    with pytest.raises(NvhookError, match="cannot open the inventory's lock /run/nvhook/lock"):
+        store.take_lock(folder, time.monotonic() + 1)
+
+
+def test_a_full_run_stops_no_start(fd: int, host: SimulatedHost) -> None:
+    """The number in the lock is for people."""
+    text = (
+        "import resource, signal, sys, time\n"
+        "from cdi.host import store; from ldcache import root\n"
+        "folder = store.make_folder(root.open_root(sys.argv[1]), sys.argv[1])\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "print(store.take_lock(folder, time.monotonic() + 1) > 2)"
+    )
+    assert run_python(text, str(host.root)).stdout == "True\n"
