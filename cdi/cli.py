@@ -87,7 +87,7 @@ def find_hook() -> str:
 
     library = Path(__file__).resolve().parents[1]
     folders = [Path("/usr/bin"), Path("/usr/local/bin")]
-    if library.parts[-2:] == ("lib", "nvhook"):
+    if library.parts[-2:] == ("lib", "nvhook") and (library / "bin/launch").is_file():
         # Only there is this an installed copy; above a checkout, `bin` may be anybody's.
         folders.insert(0, library.parents[1] / "bin")
     for path in (folder / generate.HOOK_NAME for folder in folders):

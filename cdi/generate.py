@@ -7,15 +7,20 @@ needs stands once, at the spec's top. All that containerEdits can't say goes to 
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 from cdi import spec
+from ldcache import root
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
 HOOK_NAME = "nvhook-create-container"
 PROGRAMS = "/usr/bin"
+
+# Of other files in a spec's folder, no more is read.
+SPEC_MAX = 16 << 20
 
 # A hook entry without env runs, under runc, in runc's own environment, and once ran in the image's
 # (CVE-2025-23266). The launcher needs none of this; an entry that says nothing is what must not be.
@@ -155,6 +160,15 @@ def _links(inventory: dict[str, Any]) -> list[tuple[str, str]]:
     return [(target, place) for place, target in links.items()]
 
 
+def _read(path: Path) -> str:
+    """A neighbour's text. Raises OSError, also for one that is no regular file or too long for a spec."""
+    top = root.open_root("/")
+    try:
+        return root.read_file(top, os.path.abspath(path), SPEC_MAX).decode()
+    finally:
+        os.close(top)
+
+
 def refuse_conflict(path: Path, made: dict[str, Any]) -> list[str]:
     """Look at the other specs in a spec's folder; those that can't be read come back, by name.
 
@@ -164,10 +178,10 @@ def refuse_conflict(path: Path, made: dict[str, Any]) -> list[str]:
     unreadable = []
     mine = set(spec.device_names(made))
     for other in sorted(path.parent.glob("*")) if path.parent.is_dir() else []:
-        if other.suffix not in spec.SUFFIXES or other.name == path.name or not other.is_file():
+        if other.suffix not in spec.SUFFIXES or other.name == path.name or other.is_dir():
             continue
         try:
-            value = spec.parse(other.read_text(encoding="utf-8"))
+            value = spec.parse(_read(other))
         except (OSError, ValueError):
             unreadable.append(str(other))
             continue

@@ -404,7 +404,7 @@ def parse(text: str) -> Any:
 
     try:
         return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -418,6 +418,8 @@ def write(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _make_folder(path.parent)
+        # One that was left behind by a process of our number: in a container, that is the same one each time.
+        temporary.unlink(missing_ok=True)
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(fd, "w", encoding="utf-8") as file:

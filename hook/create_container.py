@@ -10,10 +10,10 @@ in the state's `bundle` (or crun's `root`), never the working directory, which i
 from __future__ import annotations
 
 import posix
-import sys
 
 from hook import namespace, state, steps
 from hook.plan import Plan
+from hook.start import say
 from ldcache import cache, elf, kernel, root
 from ldcache.errors import NvhookError
 
@@ -65,7 +65,7 @@ def pairs(argv: list[str]) -> list[tuple[str, str]]:
 
 def warn(text: str) -> None:
     """One line on stderr."""
-    sys.stderr.write(f"nvhook: warning: {text}\n")
+    say(f"nvhook: warning: {text}\n")
 
 
 def finish(container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str]) -> None:

@@ -9,6 +9,7 @@ a versioned one, since cffi's module is bound to one minor version of Python.
 from __future__ import annotations
 
 import compileall
+import ctypes
 import importlib.util
 import os
 import py_compile
@@ -17,6 +18,7 @@ import stat
 import sys
 from pathlib import Path
 
+from ldcache import kernel
 from ldcache.errors import NvhookError
 
 PACKAGES = ("ldcache", "cdi", "hook")
@@ -24,6 +26,8 @@ MODULES = ("_cffi_backend", "pynvml")
 LAUNCHERS = ("nvhook-prestart", "nvhook-create-container")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.c", "*.h", "_*_build.py", "bin", ".*")
 MARK_BYTES = 256
+RENAME_EXCHANGE = 2
+REMEDY = "run this as root, and see what is there"
 
 ENTRY = """\
 # SPDX-License-Identifier: Apache-2.0
@@ -43,28 +47,37 @@ def install(prefix: Path) -> list[Path]:
     library = top / "lib/nvhook"
     beside = library.with_name(".nvhook.new")
     try:
-        for folder in (top, top / "lib", top / "bin"):
+        for folder in (top / "lib", top / "bin"):
             make_folder(folder)
         remove(beside)
-        make_folder(beside)
-        fill(beside, library)
-        swap(beside, library)
+        try:
+            # Nobody else may enter before all modes are right: a file opened for writing stays so.
+            beside.mkdir(mode=0o700)
+            fill(beside, library)
+            swap(beside, library)
+        finally:
+            remove(beside)
         return link_launchers(top / "bin", library)
+    except shutil.Error as error:
+        # All failures of a tree, each with source, target and reason.
+        source, target, reason = error.args[0][0]
+        raise NvhookError(f"cannot copy {source} to {target}: {reason}", REMEDY) from error
     except OSError as error:
-        remedy = "run this as root, and see what is there"
-        raise NvhookError(f"cannot write {error.filename}: {error.strerror}", remedy) from error
+        raise NvhookError(f"cannot write {error.filename or library}: {error.strerror or error}", REMEDY) from error
 
 
 def make_folder(folder: Path) -> None:
-    """A folder that everybody can read, whatever the umask; one that is there stays as it is."""
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        folder.chmod(0o755)
+    """A folder that everybody can read, whatever the umask, and its parents; one that is there stays as it is."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir()
+    folder.chmod(0o755)
 
 
 def remove(path: Path) -> None:
-    """Take a folder away, or a link in its place, never what that leads to."""
-    if path.is_symlink():
+    """Take a folder away, or a link or file in its place, never what a link leads to."""
+    if path.is_symlink() or path.is_file():
         path.unlink()
     else:
         shutil.rmtree(path, ignore_errors=True)
@@ -73,14 +86,14 @@ def remove(path: Path) -> None:
 def fill(folder: Path, final: Path) -> None:
     """Write everything into `folder`, as it will stand in `final`."""
     for name in PACKAGES:
-        shutil.copytree(origin(name).parent, folder / name, ignore=NOT_COPIED)
+        # Bytes alone: extended attributes can be an ACL that lets others write.
+        shutil.copytree(origin(name).parent, folder / name, ignore=NOT_COPIED, copy_function=shutil.copyfile)
     for name in MODULES:
-        shutil.copy(origin(name), folder / origin(name).name)
+        shutil.copyfile(origin(name), folder / origin(name).name)
     programs = folder / "bin"
     programs.mkdir()
-    programs.chmod(0o755)
     for name in ("launch", "cuda-check"):
-        shutil.copy(origin("hook").parent / "bin" / name, programs / name)
+        shutil.copyfile(origin("hook").parent / "bin" / name, programs / name)
     (programs / "entry").write_text(ENTRY.format(library=str(final)))
     write_marks(programs / "launch", {"@PYTHON@": interpreter(), "@ENTRY@": str(final / "bin/entry")})
     # By hash and unchecked: image builders reset times, and a start would then compile 1,300 lines each time.
@@ -92,7 +105,7 @@ def fill(folder: Path, final: Path) -> None:
 
 def set_modes(folder: Path) -> None:
     """Readable by all, writable by the owner, whatever the sources' modes were."""
-    for path in (folder, *folder.rglob("*")):
+    for path in (*folder.rglob("*"), folder):
         path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" else 0o644)
 
 
@@ -107,16 +120,27 @@ def origin(name: str) -> Path:
 
 
 def interpreter() -> str:
-    """The running interpreter by its versioned name, outside of any virtual environment."""
+    """The running interpreter by its versioned name, outside of any virtual environment.
+
+    Raises NvhookError if root's hooks would run what others can change.
+    """
     path = os.path.realpath(sys.executable)
     if os.geteuid() == 0:
-        for place in (Path(path), *Path(path).parents):
-            status = place.stat()
-            # In a sticky folder others can't rename what is root's.
-            if status.st_uid != 0 or (status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX):
-                what = f"others than root can write {place}, and hooks would run {path} as root"
-                raise NvhookError(what, "install with an interpreter that belongs to root, such as /usr/bin/python3")
+        # The standard library may lie elsewhere, in /usr/local/lib as against /usr/local/bin.
+        for file in (Path(path), Path(os.path.realpath(os.__file__))):
+            for place in (file, *file.parents):
+                if others_can_write(place):
+                    what = f"others than root can write {place}, and hooks would run {file} as root"
+                    remedy = "install with an interpreter that belongs to root, such as /usr/bin/python3"
+                    raise NvhookError(what, remedy)
     return path
+
+
+def others_can_write(path: Path) -> bool:
+    """Whether others than root can change a file, or put another into a folder in the place of root's."""
+    status = path.stat()
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    return status.st_uid != 0 or (status.st_mode & 0o022 != 0 and not sticky)
 
 
 def write_marks(launcher: Path, values: dict[str, str]) -> None:
@@ -135,7 +159,10 @@ def write_marks(launcher: Path, values: dict[str, str]) -> None:
 
 
 def swap(new: Path, final: Path) -> None:
-    """Put the new folder in the old one's place; a hook that is just starting keeps the files it has open."""
+    """Put the new folder in the old one's place, at one moment where the file system can; a hook that is just
+    starting keeps the files it has open. What was there may lie in `new` afterwards."""
+    if exchange(new, final):
+        return
     old = final.with_name(".nvhook.old")
     remove(old)
     if final.is_symlink():
@@ -144,6 +171,16 @@ def swap(new: Path, final: Path) -> None:
         final.rename(old)
     new.rename(final)
     remove(old)
+
+
+def exchange(one: Path, other: Path) -> bool:
+    """renameat2(2) with RENAME_EXCHANGE. False where only one is there, and where libc (glibc before 2.28), the
+    kernel or the file system does not know it."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    if call is None:
+        return False
+    names = (kernel.AT_FDCWD, os.fsencode(one), kernel.AT_FDCWD, os.fsencode(other))
+    return bool(call(*names, RENAME_EXCHANGE) == 0)
 
 
 def link_launchers(folder: Path, library: Path) -> list[Path]:

@@ -8,9 +8,8 @@ anywhere takes all of it back and exits 1.
 
 from __future__ import annotations
 
-import sys
-
 from hook import request, state
+from hook.start import say
 from ldcache import kernel
 
 USAGE = "usage: nvhook prestart [--host-root DIR] < STATE"
@@ -20,7 +19,7 @@ def main(argv: list[str]) -> int:
     """The hook. The container's state comes on stdin."""
     host_root = options(argv)
     if host_root is None:
-        sys.stderr.write(f"{USAGE}\n")
+        say(f"{USAGE}\n")
         return 2
     container = state.read_container()
     wanted = request.read(container.env)
@@ -31,7 +30,7 @@ def main(argv: list[str]) -> int:
 
     kernel.set_no_new_privs()
     for warning in injection.inject(container, wanted, host_root):
-        sys.stderr.write(f"nvhook: warning: {warning}\n")
+        say(f"nvhook: warning: {warning}\n")
     return 0
 
 

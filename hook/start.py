@@ -20,20 +20,33 @@ def main() -> None:
         say(f"nvhook: error: {error.what}\n  remedy: {error.remedy}\n")
         status = 1
     for stream in (sys.stdout, sys.stderr):
-        # None where the descriptor was closed before the interpreter started.
-        if stream is not None:
+        try:
             stream.flush()
+        except OSError:
+            pass
     posix._exit(status)
 
 
+def open_streams() -> None:
+    """Python has None for a stream whose descriptor was closed before it started."""
+    if sys.stdout is None:
+        sys.stdout = open("/dev/null", "w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = open("/dev/null", "w", encoding="utf-8")
+
+
 def say(text: str) -> None:
-    """Write on stderr, if there is one."""
-    if sys.stderr is not None:
+    """Write on stderr. Where nobody can read it, a full disk or a closed pipe, the exit status has to do."""
+    try:
         sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        pass
 
 
 def dispatch(argv: list[str]) -> int:
     """The exit status of one verb: 0 done, 1 failed, 2 usage, 3 stale or unhealthy."""
+    open_streams()
     verb = argv[0] if argv else ""
     if verb == "prestart":
         from hook import prestart

@@ -261,7 +261,7 @@ def _times_line(ms: dict[str, float]) -> str:
 def installed(name: str) -> Path | None:
     """One of nvhook's own executables: in hook/bin (checkout, wheel), beside hook/ or in the prefix (installed)."""
     folders = [HERE / "bin", Path("/usr/local/bin"), Path("/usr/bin")]
-    if HERE.parts[-3:-1] == ("lib", "nvhook"):
+    if HERE.parts[-3:-1] == ("lib", "nvhook") and (HERE.parent / "bin/launch").is_file():
         # Only there is this an installed copy; above a checkout, `bin` may be anybody's.
         folders[1:1] = [HERE.parent / "bin", HERE.parents[2] / "bin"]
     for folder in folders:
@@ -456,7 +456,9 @@ def _remove(bundle: Path) -> None:
     A hook that mounted on the host instead of in the container has hung host folders into the root: to
     remove that tree would be to remove them.
     """
-    places = [line.split(" ")[4] for line in Path(mounts.TABLE).read_text().splitlines()]
+    # Lines of bytes: a mount's name need be no text, and may hold what str takes for the end of a line.
+    table = os.fsdecode(Path(mounts.TABLE).read_bytes())
+    places = [line.split(" ")[4] for line in table.split("\n") if line]
     below = [place for place in places if place.startswith(mounts.escape(f"{bundle}/"))]
     if below:
         remedy = "unmount it, then remove the folder; and report it, since no hook may leave a mount"

@@ -45,7 +45,8 @@ def programs(recorder: fingerprint.Recorder, base: fingerprint.Base, folders: li
 
 def _program(recorder: fingerprint.Recorder, base: fingerprint.Base, path: str) -> str | None:
     real = recorder.file(base, path)
-    if real is None:
+    # A real name that is no text, where a link led to, is one that no CDI file can hold.
+    if real is None or not real.isprintable():
         return None
     mode = root.stat(base.fd, real).st_mode
     return real if stat.S_ISREG(mode) and mode & 0o111 else None
@@ -84,7 +85,9 @@ def _file(path: str, container_path: str, group: str, links: tuple[str, ...] = (
 
 def _regular(recorder: fingerprint.Recorder, base: fingerprint.Base, path: str) -> str | None:
     real = recorder.file(base, path)
-    return real if real is not None and stat.S_ISREG(root.stat(base.fd, real).st_mode) else None
+    if real is None or not real.isprintable():
+        return None
+    return real if stat.S_ISREG(root.stat(base.fd, real).st_mode) else None
 
 
 def _xorg(
@@ -185,7 +188,8 @@ def _socket(path: str, container_path: str, group: str, kind: str) -> dict[str, 
 def refusal(root_fd: int, path: str) -> str | None:
     """Why a socket can't be used, or None if somebody answers. A daemon that died leaves its file behind."""
     try:
-        fd = root.open_path(root_fd, path)
+        # Not followed: who may write in the folder could have put a link there since it was looked at.
+        fd = root.open_path(root_fd, path, follow=False)
     except OSError as error:
         return error.strerror or "it can't be opened"
     try:
@@ -209,10 +213,12 @@ def _mps(recorder: fingerprint.Recorder, host: fingerprint.Base) -> tuple[list[d
         return [], []
     if linked:
         return [], [f"{table.MPS_FOLDER} is left out: {LINKED}"]
-    status = root.stat(host.fd, path)
+    # Not followed, for the moment between the two looks: a link to a folder of root's would pass for root's own.
+    status = root.stat(host.fd, path, follow=False)
     if not stat.S_ISDIR(status.st_mode):
         return [], [f"{path} is left out: it is no folder"]
-    # Anybody can make a folder in /tmp and listen there for other users' CUDA programs.
+    # Anybody can make a folder in /tmp and listen there for other users' CUDA programs. Its mode says nothing:
+    # MPS servers run as their clients' users, and have to make their pipes in it.
     if status.st_uid not in (0, os.geteuid()):
         return [], [f"{path} is left out: it belongs to uid {status.st_uid}"]
     return [_socket(host.prefix + path, table.MPS_FOLDER, "compute", "directory")], []

@@ -8,14 +8,16 @@ gathered, each thing *before* it was read, so that a change in between is seen.
     kind     value                                       of
     nvhook   our version
     text     the file's text; "" where there is none     boot id, the driver's version
-    names    [[name, inode], …]                          the folders gpus/*: a reloaded module makes new ones.
-                                                         Their text is not read: that wakes a suspended GPU
+    names    [[name, inode], …]                          the folders gpus/*, which GPUs there are. Their text is
+                                                         not read: that wakes a suspended GPU
+    majors   [line, …]                                   NVIDIA's lines of /proc/devices
     mig      [[path, inode], …]                          capabilities/gpu*/mig, the MIG layout
     file     [dev, inode, size, mtime_ns, ctime_ns]      files and library folders. Times alone are constant
                                                          on images that are built reproducibly
     link     its target                                  links on the way to a file
-    node     [rdev, mode, gid]                           device nodes
-    entry    [dev, inode]                                sockets and folders whose times always change
+    node     [rdev, mode, uid, gid]                      device nodes
+    entry    [dev, inode, mode, uid]                     sockets and folders whose times always change; the folders
+                                                         /sys/module/nvidia*, which tell of a reload
     until    seconds since boot                          the moment to look again at a GPU that was left out
 
 `file`, `link`, `node` and `entry` are None for what is not there.
@@ -43,6 +45,7 @@ MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 TEXT_MAX = 4096
+DEVICES_MAX = 65536
 LINKS_MAX = 40
 # gpuN/mig/giN/ciN/access
 MIG_DEPTH = 5
@@ -121,10 +124,10 @@ def _entry(fd: int, name: str) -> list[int] | None:
 IN_FOLDER: dict[str, Callable[[int, str], Any]] = {"file": _file, "link": _link, "node": _node, "entry": _entry}
 
 
-def text(root_fd: int, path: str) -> str:
+def text(root_fd: int, path: str, limit: int = TEXT_MAX) -> str:
     """A small file's text, "" where it can't be read."""
     try:
-        return root.read_file(root_fd, path, TEXT_MAX).decode("utf-8", "surrogateescape")
+        return root.read_file(root_fd, path, limit).decode("utf-8", "surrogateescape")
     except OSError:
         return ""
 
@@ -143,7 +146,8 @@ def names(root_fd: int, path: str) -> list[list[Any]]:
 
 def majors(root_fd: int, path: str) -> list[str]:
     """The lines of /proc/devices that name NVIDIA's drivers: a reload gives nvidia-uvm another major."""
-    return [line.strip() for line in text(root_fd, path).splitlines() if " nvidia" in line]
+    lines = text(root_fd, path, DEVICES_MAX).splitlines()
+    return [line.strip() for line in lines if " nvidia" in line]
 
 
 def mig(root_fd: int, path: str) -> list[list[Any]]:
@@ -228,8 +232,8 @@ class Recorder:
         self._found["names", GPUS] = names(self.root_fd, GPUS)
         self._found["mig", CAPABILITIES] = mig(self.root_fd, CAPABILITIES)
         self._found["majors", DEVICES] = majors(self.root_fd, DEVICES)
-        # sysfs counts its inodes up, so a module that was loaded again has another one; procfs takes the lowest
-        # free number, and its folders of GPUs may look as they were.
+        # sysfs counts its inodes up, so a module that was loaded again has another one (kernfs, Linux 5.5); procfs
+        # takes the lowest free number, and its folders of GPUs may look as they were.
         host = Base(self.root_fd, "")
         for name in MODULES:
             self.entry(host, f"{MODULE_FOLDER}/{name}")

@@ -7,10 +7,12 @@ All paths in it are host paths: as if `--host-root` were `/`, with the driver ro
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from cdi import VERSION
@@ -32,7 +34,8 @@ def gather(options: Options, folder: int | None = None, previous: dict[str, Any]
     `previous`, an earlier inventory, holds is taken from there if the same module is still loaded.
     """
     made = look(options, previous)
-    ask_nvml(made, options, folder)
+    if wants_nvml(made, options):
+        add_answer(made, ask_nvml(made, options, folder))
     return made
 
 
@@ -103,8 +106,12 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
     """Keep what NVML told earlier, as long as neither the boot nor the module nor its GPUs are others."""
     if previous is None or previous.get("nvhook") != VERSION:
         return
+    mine = _module(result)
+    if all(item[0] != "entry" for item in mine):
+        # Without sysfs nothing tells of a reload.
+        return
     try:
-        if _module(previous) != _module(result):
+        if _module(previous) != mine:
             return
         cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: gpu["uuid"] for gpu in previous["gpus"]}
     except (KeyError, TypeError, IndexError):
@@ -118,26 +125,32 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
 
 def _module(inventory: dict[str, Any]) -> list[Any]:
     """What is another after a reboot, a reload of the module, or a change of its GPUs."""
-    kinds, modules = ("text", "names", "majors"), fingerprint.MODULE_FOLDER
-    return [item for item in inventory["fingerprint"] if item[0] in kinds or item[1].startswith(modules)]
+    module = f"{fingerprint.MODULE_FOLDER}/nvidia"
+    return [item for item in inventory["fingerprint"] if item[0] in ("text", "names") or item[1] == module]
 
 
-def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> None:
-    """Fill in what only NVML tells, as far as the options want it asked; what fails becomes a warning."""
+def wants_nvml(result: dict[str, Any], options: Options) -> bool:
+    """Whether NVML is to be asked for what an inventory lacks."""
+    return options.nvml == "always" or (options.nvml == "auto" and not store.has_uuids(result))
+
+
+def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nvml.Answer:
+    """What only NVML tells of an inventory's GPUs; what fails is a warning in the answer."""
     forced = options.nvml == "always"
     asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or gpu["uuid"] is None]
-    if options.nvml == "never" or not (asked or forced):
-        return
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
     if library is None:
         version = result["driver"]["version"]
-        result["warnings"].append(f"NVML is not asked: libnvidia-ml.so.{version} is in no library folder")
-        return
+        return nvml.Answer(warnings=[f"NVML is not asked: libnvidia-ml.so.{version} is in no library folder"])
     boot_id = next(value for kind, path, value in result["fingerprint"] if path == fingerprint.BOOT_ID)
     back_off = nvml.BackOff(folder, boot_id)
     path = options.host_root.rstrip("/") + library["path"]
-    answer = nvml.ask(path, asked, options.nvml_timeout, back_off, force=forced)
+    return nvml.ask(path, asked, options.nvml_timeout, back_off, force=forced)
+
+
+def add_answer(result: dict[str, Any], answer: nvml.Answer) -> None:
+    """Fill in what NVML told; what the kernel tells counts more."""
     result["driver"]["cuda"] = answer.cuda or result["driver"]["cuda"]
     for gpu in result["gpus"]:
         gpu["uuid"] = gpu["uuid"] or answer.uuids.get(gpu["bus_id"])
@@ -160,35 +173,60 @@ def current(options: Options, refresh: bool = False, lock_held: bool = False) ->
             folder = store.make_folder(root_fd, options.host_root)
         except NvhookError as error:
             return gather(options), error.what
-        lock = None
         try:
             kept = store.load(folder)
             if kept is not None and not refresh and _will_do(root_fd, kept, options):
                 return kept, None
-            if not lock_held:
-                lock = store.take_lock(folder, time.monotonic() + store.DEADLINE)
-            made = look(options, kept)
-            # Kept at once, and the lock given back: starts that can do with the kernel's facts need not wait
-            # for a driver that hangs.
-            store.save(folder, made)
-            if lock is not None:
-                os.close(lock)
-                lock = None
-            before = json.dumps(made)
-            ask_nvml(made, options, folder)
-            if json.dumps(made) != before:
-                if not lock_held:
-                    lock = store.take_lock(folder, time.monotonic() + store.DEADLINE)
-                there = store.load(folder)
-                if there is not None and there["fingerprint"] == made["fingerprint"]:
-                    store.save(folder, made)
-            return made, None
+            return _renew(root_fd, folder, options, lock_held)
         finally:
-            if lock is not None:
-                os.close(lock)
             os.close(folder)
     finally:
         os.close(root_fd)
+
+
+def _renew(root_fd: int, folder: int, options: Options, lock_held: bool) -> tuple[dict[str, Any], str | None]:
+    """What the kernel and the files tell is kept at once, and its lock given back, before NVML is asked: starts
+    that can do with that need not wait for a driver that hangs."""
+    with _locked(folder, store.LOCK, lock_held and options.nvml == "never"):
+        made = look(options, store.load(folder))
+        reason = _keep(folder, made)
+    if not wants_nvml(made, options):
+        return made, reason
+    with _locked(folder, store.NVML_LOCK, lock_held):
+        there = store.load(folder)
+        if there is not None and _will_do(root_fd, there, options):
+            # Whoever held the lock before us has asked.
+            return there, None
+        answer = ask_nvml(made, options, folder)
+        with _locked(folder, store.LOCK):
+            there = store.load(folder)
+            if there is not None and store.stale(root_fd, there, options) is None:
+                if _module(there) != _module(made):
+                    return there, None
+                # Perhaps looked at again meanwhile; the answer is for that too, since the module is the same.
+                made = there
+            add_answer(made, answer)
+            return made, _keep(folder, made)
+
+
+@contextlib.contextmanager
+def _locked(folder: int, name: str, held: bool = False) -> Iterator[None]:
+    """Under one of store's locks, which our caller may hold already. Raises NvhookError."""
+    lock = None if held else store.take_lock(folder, time.monotonic() + store.DEADLINE, name)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _keep(folder: int, made: dict[str, Any]) -> str | None:
+    """Why it could not be kept, or None."""
+    try:
+        store.save(folder, made)
+    except OSError as error:
+        return f"cannot keep the inventory: {error.strerror}"
+    return None
 
 
 def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
@@ -258,7 +296,7 @@ def run(arguments: argparse.Namespace) -> int:
     made, not_kept = current(options_of(arguments), arguments.refresh, arguments.lock_held)
     if not_kept is not None:
         if arguments.lock_held:
-            raise NvhookError(not_kept, "run as root, or set XDG_RUNTIME_DIR")
+            raise NvhookError(not_kept, "make room in /run; or run as root, or set XDG_RUNTIME_DIR")
         print(f"nvhook: warning: {not_kept}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(made, indent=2))

@@ -220,11 +220,12 @@ def _take_own_versions(search: Search, base: fingerprint.Base, folder: str, besi
 
 def _take(search: Search, base: fingerprint.Base, path: str, known: table.Library) -> None:
     real = search.recorder.file(base, path)
+    odd = next((name for name in (path, real) if name is not None and not name.isprintable()), None)
+    if odd is not None:
+        search.warnings.append(f"{base.prefix}{ascii(odd)[1:-1]} is left out: no CDI file could name it")
+        return
     if real is None:
         search.warnings.append(f"{base.prefix}{path} leads nowhere")
-        return
-    if not real.isprintable():
-        search.warnings.append(f"{base.prefix}{ascii(real)[1:-1]} is left out: no CDI file could name it")
         return
     version = _version_of(real)
     if version != _version_of(path):
@@ -234,6 +235,9 @@ def _take(search: Search, base: fingerprint.Base, path: str, known: table.Librar
     if facts is None:
         return
     soname = os.fsdecode(facts.soname) if facts.soname else real.rpartition("/")[2]
+    if not soname.isprintable():
+        search.warnings.append(f"{base.prefix}{path} is left out: no CDI file could hold its SONAME, {soname!a}")
+        return
     links = _links(search, base, real, soname, known)
     library = Library(base, real, soname, links, known, facts.elf_class, facts.machine)
     search.found.setdefault((library.elf_class, library.name), library)
@@ -265,7 +269,7 @@ def _links(search: Search, base: fingerprint.Base, path: str, soname: str, known
     links = {name for name in known.links if name != soname}
     for name in search.listing(base, folder or "/"):
         similar = name.startswith(f"{known.stem}.so") and name not in (own, soname)
-        if similar and _leads_to(base, f"{folder}/{name}", path):
+        if similar and name.isprintable() and _leads_to(base, f"{folder}/{name}", path):
             links.add(name)
     return tuple(sorted(links))
 

@@ -16,8 +16,6 @@ from typing import Any
 from cdi.host import driver, fingerprint, gpus
 from ldcache import root
 
-DEVICES_MAX = 65536
-
 # Minors of the driver's own major (nv.h).
 CONTROL_MINOR = 255
 MODESET_MINOR = 254
@@ -95,7 +93,7 @@ def _drm(root_fd: int, bus_id: str) -> list[Wanted]:
 def character_majors(root_fd: int) -> dict[str, int]:
     """Driver names and majors of /proc/devices' first part; later lines of one name do not count."""
     try:
-        text = root.read_file(root_fd, fingerprint.DEVICES, DEVICES_MAX).decode("utf-8", "replace")
+        text = root.read_file(root_fd, fingerprint.DEVICES, fingerprint.DEVICES_MAX).decode("utf-8", "replace")
     except OSError:
         return {}
     majors: dict[str, int] = {}

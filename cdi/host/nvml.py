@@ -159,6 +159,8 @@ class Conversation:
         self._ended = False
         self._timeout = timeout
         places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
+        # Two lines for each GPU, the CUDA version, the end.
+        self._lines_left = 2 * len(bus_ids) + 2
         self._words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places, str(os.getpid()), library, *bus_ids]
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -201,7 +203,8 @@ class Conversation:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
                 said = parse(line)
-                if said is None:
+                self._lines_left -= 1
+                if said is None or self._lines_left < 0:
                     break
                 self.asking = said.get("asking", self.asking)
                 self._done = self._done or "done" in said
@@ -219,6 +222,11 @@ class Conversation:
         if not self._ended:
             os.kill(pid, 9)
         status = _reap(pid)
+        if status is None and self._ended:
+            # It only closed its end of the pipe.
+            os.kill(pid, 9)
+            _reap(pid)
+            self.failure = self.failure or (None if self._done else "stopped answering")
         if self._done or self.failure is not None:
             return
         code = 0 if status is None else os.waitstatus_to_exitcode(status)
@@ -238,6 +246,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
 
 
 def _reap(pid: int) -> int | None:
+    """The wait status; None for one that lives on, or whose status is nobody's to have."""
     end = time.monotonic() + REAP
     while True:
         try:

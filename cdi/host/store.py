@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 SCHEMA = 1
 FOLDER = "/run/nvhook"
 FILE = "inventory.json"
+# Who gathers what the kernel and the files tell; and who asks NVML, which may hang. Nobody waits for the second
+# while holding the first, so a start that needs no NVML never waits for it.
 LOCK = "lock"
+NVML_LOCK = "nvml.lock"
 INVENTORY_MAX = 16 << 20
 STDERR_MAX = 65536
 
@@ -142,7 +145,7 @@ def _renewed(
     folder = make_folder(root_fd, options.host_root)
     end = time.monotonic() + deadline
     try:
-        lock = take_lock(folder, end)
+        lock = take_lock(folder, end, LOCK if options.nvml == "never" else NVML_LOCK)
         try:
             # Whoever held the lock before us may have made just what we need.
             kept = load(folder)
@@ -311,22 +314,22 @@ def write_own(folder: int, name: str, content: bytes) -> None:
         posix.close(fd)
 
 
-def take_lock(folder: int, end: float) -> int:
-    """The lock's descriptor, ours until it is closed; no child inherits it. `end` is on the monotonic clock.
+def take_lock(folder: int, end: float, name: str = LOCK) -> int:
+    """A lock's descriptor, ours until it is closed; no child inherits it. `end` is on the monotonic clock.
 
-    Raises NvhookError naming the process that held it to the end.
+    Raises NvhookError if it can't be had, naming the process that held it to the end.
     """
     flags = posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
     try:
-        fd = posix.open(LOCK, flags, 0o600, dir_fd=folder)
+        fd = posix.open(name, flags, 0o600, dir_fd=folder)
     except OSError as error:
-        what = f"cannot open the inventory's lock {FOLDER}/{LOCK}: {error.strerror}"
+        what = f"cannot open the inventory's lock {FOLDER}/{name}: {error.strerror}"
         raise NvhookError(what, "make room there, or remove what is in its place") from error
     try:
         pause = 0.001
         while not _try_lock(fd):
             if time.monotonic() >= end:
-                holder = posix.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                holder = _holder(fd)
                 what = f"another renewal of the inventory, by process {holder}, does not come to its end"
                 raise NvhookError(what, f"see what process {holder} waits for: cat /proc/{holder}/stack")
             time.sleep(pause)
@@ -343,6 +346,14 @@ def take_lock(folder: int, end: float) -> int:
     return fd
 
 
+def _holder(fd: int) -> str:
+    """The pid that the lock's file holds, as far as it does: it may be full, or a FIFO."""
+    try:
+        return posix.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+    except OSError:
+        return "unknown"
+
+
 def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -352,7 +363,8 @@ def _try_lock(fd: int) -> bool:
 
 
 def command(options: Options) -> list[str]:
-    """The argument vector of the child that renews the inventory while its parent holds the lock."""
+    """The argument vector of the child that renews the inventory while its parent holds the lock: with NVML,
+    NVML's."""
     places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
     words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places]
     return [*words, "--refresh", "--quiet", "--lock-held", *options.arguments()]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cdi.host.store import Options
 from ldcache import root
 from tests.needs import needs_root
 from tests.simhost import Gpu, Host, SimulatedHost, build, gpus
+from tests.simhost.tree import ldconfig
 
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -244,7 +246,8 @@ def test_a_gpu_that_was_left_out_is_looked_at_again(tmp_path: Path) -> None:
     made = Judged(build(tmp_path, Host(gpus=(card,), graphics=False)))
     assert made.changed() is None
     (entry,) = [entry for entry in made.fingerprint if entry[0] == "until"]
-    assert 0 < entry[2] - fingerprint.now() <= inventory.FAULT_PAUSE
+    # It is rounded to a millisecond.
+    assert 0 < entry[2] - fingerprint.now() <= inventory.FAULT_PAUSE + 0.001
     entry[2] = fingerprint.now() - 1
     assert made.changed() == "until"
     os.close(made.fd)
@@ -320,4 +323,60 @@ def test_a_new_file_at_the_driver_roots_top(tmp_path: Path) -> None:
     judged = Judged(host, driver_root="/run/nvidia/driver")
     host.path("/run/nvidia/driver/libnvidia-new.so.580.159.04").touch()
     assert judged.changed() == "/run/nvidia/driver"
+    os.close(judged.fd)
+
+
+def test_a_long_list_of_drivers(tmp_path: Path) -> None:
+    """/proc/devices of a machine with many drivers, ours at the end."""
+    host = build(tmp_path, Host(graphics=False))
+    devices = host.path("/proc/devices")
+    others = "".join(f"{number:3} driver-of-somebody-{number}\n" for number in range(300, 500))
+    text = devices.read_text().replace("508 nvidia-uvm", f"{others}508 nvidia-uvm")
+    devices.chmod(0o644)
+    devices.write_text(text)
+    judged = Judged(host)
+    devices.write_text(text.replace("508 nvidia-uvm", "509 nvidia-uvm"))
+    assert judged.changed() == "/proc/devices"
+    os.close(judged.fd)
+
+
+def test_the_first_look_counts(tmp_path: Path) -> None:
+    """What changed between two looks of one gathering was read in two states."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("a")
+    (tmp_path / "file").touch()
+    fd = root.open_root(str(tmp_path))
+    recorder = fingerprint.Recorder(fd)
+    host = fingerprint.Base(fd, "")
+    assert recorder.file(host, "/link") == "/a"
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("b")
+    assert recorder.file(host, "/link") == "/b"
+    assert fingerprint.changed(fd, recorder.fingerprint()) == "/link"
+    recorder = fingerprint.Recorder(fd)
+    assert recorder.file(host, "/late") is None
+    (tmp_path / "late").touch()
+    assert recorder.file(host, "/late") == "/late"
+    assert fingerprint.changed(fd, recorder.fingerprint()) == "/late"
+    os.close(fd)
+
+
+def test_a_cached_name_that_is_led_here_later(tmp_path: Path) -> None:
+    """The loader cache alone knows the folder, and its name there leads to another driver's file at first."""
+    host = build(tmp_path, Host(graphics=False))
+    place = host.path("/opt/driver/lib")
+    place.mkdir(parents=True)
+    library = host.library("libnvidia-ml.so.1")
+    library.rename(place / library.name)
+    library.with_name("libnvidia-ml.so.1").unlink()
+    shutil.copy(place / library.name, place / "libnvidia-ml.so.570.1")
+    (place / "libnvidia-ml.so.1").symlink_to("libnvidia-ml.so.570.1")
+    host.path("/etc/ld.so.conf.d/driver.conf").write_text("/opt/driver/lib\n")
+    # Not ldconfig's own choice of the link.
+    ldconfig("-X", "-r", str(host.root))
+    judged = Judged(host)
+    (place / "libnvidia-ml.so.1").unlink()
+    (place / "libnvidia-ml.so.1").symlink_to(library.name)
+    assert judged.changed() == "/opt/driver/lib/libnvidia-ml.so.1"
     os.close(judged.fd)

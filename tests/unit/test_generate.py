@@ -358,6 +358,30 @@ def test_files_that_can_not_be_read_are_named(found: dict[str, Any], tmp_path: P
     assert unreadable == [str(tmp_path / "bad.yaml"), str(tmp_path / "worse.yaml")]
 
 
+def test_neighbours_that_are_no_files(found: dict[str, Any], tmp_path: Path) -> None:
+    """None of them is waited for or read without end."""
+    os.mkfifo(tmp_path / "fifo.yaml")
+    (tmp_path / "dangling.yaml").symlink_to("nowhere")
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    (tmp_path / "long.json").touch()
+    os.truncate(tmp_path / "long.json", 1 << 40)
+    (tmp_path / "deep.yaml").write_text("[" * 20_000)
+    names = ("dangling.yaml", "deep.yaml", "fifo.yaml", "long.json", "zero.json")
+    unreadable = generate.refuse_conflict(tmp_path / "nvidia.yaml", made_for(found))
+    assert unreadable == [str(tmp_path / name) for name in names]
+
+
+def test_a_neighbour_by_a_link_and_a_relative_path(
+    found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "specs").mkdir()
+    path = other(tmp_path, "elsewhere.txt")
+    (tmp_path / "specs/linked.yaml").symlink_to(path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(NvhookError, match="specs/linked.yaml defines"):
+        generate.refuse_conflict(Path("specs/nvidia.yaml"), made_for(found))
+
+
 @needs_root
 def test_the_command_refuses_and_leaves_the_folder_alone(
     h200: SimulatedHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -15,6 +15,7 @@ import yaml
 from cdi import VERSION
 from cdi.host import driver, files, gpus, inventory
 from cdi.host.store import Options
+from ldcache import root
 from ldcache.errors import NvhookError
 from tests.needs import needs_root
 from tests.simhost import Gpu, Host, SimulatedHost, build, build_h200, elfwriter
@@ -718,3 +719,51 @@ def test_a_number_that_is_none_leaves_one_gpu_out(tmp_path: Path) -> None:
     found = look(host)
     assert [gpu["index"] for gpu in found["gpus"]] == [1]
     assert found["faults"][0]["reason"].endswith("names no device minor")
+
+
+def test_a_link_is_no_socket_however_late_it_came(tmp_path: Path) -> None:
+    """Put there after the first look; what it leads to does answer."""
+    host = build(tmp_path, Host(persistenced="answering", graphics=False))
+    host.path("/run/link").symlink_to("nvidia-persistenced/socket")
+    fd = root.open_root(str(host.root))
+    assert files.refusal(fd, "/run/nvidia-persistenced/socket") is None
+    assert files.refusal(fd, "/run/link") == "it is no socket"
+    os.close(fd)
+    host.close()
+
+
+def test_names_that_are_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One such library, link or SONAME is left out; the table and a CDI file have all the rest."""
+    host = build(tmp_path, Host(graphics=False))
+    before = len(look(host)["libraries"])
+    folder = os.fsencode(host.path(host.library_folder))
+    for name in (b"libodd\xff.so", b"libworse\xc3.so"):
+        Path(os.fsdecode(folder + b"/" + name + b"." + RELEASE.encode())).write_bytes(
+            elfwriter.shared_object("libodd.so")
+        )
+    os.symlink("nowhere", folder + b"/libdangling\xff.so." + RELEASE.encode())
+    os.symlink(f"libcuda.so.{RELEASE}", folder + b"/libcuda.so.\xff")
+    stub = elfwriter.shared_object("libplain.so.X").replace(b"libplain.so.X", b"libplain.so.\xff")
+    (host.path(host.library_folder) / f"libplain.so.{RELEASE}").write_bytes(stub)
+    found = look(host)
+    assert len(found["libraries"]) == before
+    assert by_name(found, f"libcuda.so.{RELEASE}")["links"] == ["libcuda.so"]
+    warnings = [text for text in found["warnings"] if "left out: no CDI file could" in text]
+    assert len(warnings) == 4 and all(text.isprintable() for text in warnings)
+    assert inventory.main(["--host-root", str(host.root)]) == 0
+    assert "libodd\\udcff" in capsys.readouterr().out
+
+
+def test_a_loader_cache_that_is_too_long_is_named(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(graphics=False))
+    os.truncate(host.path("/etc/ld.so.cache"), 10 << 30)
+    found = look(host)
+    assert len(found["libraries"]) == len(host.libraries)
+    assert "/etc/ld.so.cache can't be read: read: File too large" in found["warnings"]
+
+
+def test_a_loader_cache_that_is_no_file_is_named(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(graphics=False))
+    host.path("/etc/ld.so.cache").unlink()
+    os.mkfifo(host.path("/etc/ld.so.cache"))
+    assert any(text.startswith("/etc/ld.so.cache can't be read: ") for text in look(host)["warnings"])

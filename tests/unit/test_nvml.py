@@ -334,3 +334,49 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+SAYING = """
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+static void say(const char *text) { for (int fd = 3; fd < 10; fd++) (void)!write(fd, text, strlen(text)); }
+__attribute__((constructor)) static void loaded(void)
+{
+    int file = open(PID_FILE, O_WRONLY | O_CREAT, 0644);
+    dprintf(file, "%%d", getpid());
+    close(file);
+    signal(SIGPIPE, SIG_IGN);
+    %s
+}
+"""
+ENDLESS = 'for (;;) say("{\\"error\\": \\"once more\\"}\\n");'
+HUGE = "static char text[1 << 17]; memset(text, 'x', sizeof text - 1); for (;;) say(text);"
+TRICKLE = 'for (;;) { say("x"); usleep(300000); }'
+SILENT = "for (int fd = 3; fd < 10; fd++) close(fd); for (;;) pause();"
+
+
+@pytest.mark.parametrize(
+    ("body", "failure"),
+    [
+        (ENDLESS, "said nonsense"),
+        (HUGE, "said nonsense"),
+        (TRICKLE, "did not answer within 1 s"),
+        (SILENT, "stopped answering"),
+        ('say("garbage\\n"); pause();', "said nonsense"),
+    ],
+    ids=["endless", "huge", "trickle", "silent", "garbage"],
+)
+def test_a_library_gone_wild(tmp_path: Path, body: str, failure: str) -> None:
+    """Whatever its process does, the conversation ends, in time, and the process with it."""
+    source, library, pid = tmp_path / "wild.c", tmp_path / "libnvidia-ml.so.1", tmp_path / "pid"
+    source.write_text(SAYING % body)
+    subprocess.run(["cc", "-w", "-shared", "-fPIC", f'-DPID_FILE="{pid}"', "-o", library, source], check=True)
+    start = time.monotonic()
+    answer = nvml.ask(str(library), [BUS_IDS[0]], 1.0, nvml.BackOff(None, "boot"))
+    assert time.monotonic() - start < 5
+    assert (answer.uuids, answer.warnings[-1]) == ({}, f"NVML {failure} when asked about the driver")
+    assert len(answer.warnings) <= 5
+    wait_for(lambda: not is_alive(int(pid.read_text())))

@@ -301,3 +301,19 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("")
     with pytest.raises(NvhookError, match="cannot write"):
         spec.write(tmp_path / "cdi" / "nvidia.yaml", "text\n")
+
+
+def test_a_temporary_file_left_behind_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container the process has the same number each time."""
+    path = tmp_path / "nvidia.yaml"
+    left = tmp_path / f".nvidia.yaml.{os.getpid()}.tmp"
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    for target in (None, victim):
+        if target is None:
+            left.touch()
+        else:
+            left.symlink_to(target)
+        spec.write(path, "text\n")
+        assert path.read_text() == "text\n"
+    assert sorted(os.listdir(tmp_path)) == ["nvidia.yaml", "victim"] and victim.read_text() == "kept"

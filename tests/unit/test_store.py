@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -394,3 +395,110 @@ def test_a_full_run_stops_no_start(fd: int, host: SimulatedHost) -> None:
         "print(store.take_lock(folder, time.monotonic() + 1) > 2)"
     )
     assert run_python(text, str(host.root)).stdout == "True\n"
+
+
+ASK = """
+import sys
+from cdi.host import store
+from ldcache import root
+options = store.Options(sys.argv[1], nvml="auto", nvml_timeout=30)
+store.renew(root.open_root(sys.argv[1]), sys.argv[1], nvml=True, options=options)
+"""
+
+
+def start(*command: str) -> subprocess.Popen[bytes]:
+    """A process beside the test's."""
+    environment = {"PYTHONPATH": str(TREE), "PATH": os.environ["PATH"]}
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen([sys.executable, *command], env=environment, stdout=quiet, stderr=quiet)
+
+
+def wait_for_nvml(host: SimulatedHost) -> None:
+    end = time.monotonic() + 10
+    while not host.nvml_calls():
+        assert time.monotonic() < end, "NVML was not asked"
+        time.sleep(0.01)
+
+
+def test_a_start_by_uuid_that_hangs_stops_no_other(fd: int, host: SimulatedHost) -> None:
+    """NVML has a lock of its own: who does not need it gets a new inventory meanwhile."""
+    host.set_nvml(Nvml(faults=(Fault("nvmlInit", action="hang"),)))
+    asking = start("-c", ASK, str(host.root))
+    try:
+        wait_for_nvml(host)
+        assert len(store.inventory(fd, str(host.root), deadline=5.0)["gpus"]) == 2
+        (host.path(host.library_folder) / "libnvidia-opencl.so.580.159.04").unlink()
+        found = store.inventory(fd, str(host.root), deadline=5.0)
+        assert not any(item["soname"] == "libnvidia-opencl.so.1" for item in found["libraries"])
+        assert asking.poll() is None
+    finally:
+        asking.kill()
+        asking.wait()
+        # The renewal is a process group of its own, NVML's child with it.
+        for pid in {call.pid for call in host.nvml_calls()}:
+            os.killpg(os.getpgid(pid), signal.SIGKILL)
+
+
+def test_what_nvml_told_is_kept_beside_a_newer_look(fd: int, folder: int, host: SimulatedHost) -> None:
+    host.set_nvml(Nvml(faults=(Fault("nvmlInit", delay_ms=1500),)))
+    asking = start("-m", "hook", "inventory", "--host-root", str(host.root))
+    wait_for_nvml(host)
+    (host.path(host.library_folder) / "libnvidia-opencl.so.580.159.04").unlink()
+    assert uuids(store.inventory(fd, str(host.root))) == [None, None]
+    assert asking.wait(30) == 0
+    kept = store.load(folder)
+    assert kept is not None and uuids(kept) == [one.uuid for one in UNKNOWN]
+    assert not any(item["soname"] == "libnvidia-opencl.so.1" for item in kept["libraries"])
+    assert store.inventory(fd, str(host.root)) == kept
+
+
+def test_of_two_commands_one_asks(host: SimulatedHost) -> None:
+    host.set_nvml(Nvml(faults=(Fault("nvmlInit", delay_ms=1000),)))
+    command = ("-m", "hook", "inventory", "--host-root", str(host.root))
+    assert [one.wait(30) for one in [start(*command), start(*command)]] == [0, 0]
+    assert len({call.pid for call in host.nvml_calls()}) == 1
+
+
+def test_after_a_reload_nvml_is_asked_again(fd: int, host: SimulatedHost) -> None:
+    """The folder in sysfs tells; those in procfs may have the numbers that they had. Another module is no matter."""
+    store.inventory(fd, str(host.root))
+    known = [one.uuid for one in UNKNOWN]
+    assert uuids(store.renew(fd, str(host.root), nvml=True)) == known
+    host.path("/sys/module/nvidia_drm").mkdir()
+    assert uuids(store.inventory(fd, str(host.root))) == known
+    module = host.path("/sys/module/nvidia")
+    module.rename(module.with_name("aside"))
+    module.mkdir()
+    assert uuids(store.inventory(fd, str(host.root))) == [None, None]
+
+
+def test_without_sysfs_nothing_is_carried_over(fd: int, host: SimulatedHost) -> None:
+    host.path("/sys").rename(host.path("/gone"))
+    store.inventory(fd, str(host.root))
+    assert uuids(store.renew(fd, str(host.root), nvml=True)) == [one.uuid for one in UNKNOWN]
+    (host.path(host.library_folder) / "unrelated").touch()
+    assert uuids(store.inventory(fd, str(host.root))) == [None, None]
+
+
+def test_an_inventory_that_cannot_be_kept_is_still_printed(host: SimulatedHost) -> None:
+    text = (
+        "import resource, signal, sys\n"
+        "from cdi.host import inventory\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "sys.exit(inventory.main(['--nvml', 'never', '--host-root', *sys.argv[1:]]))"
+    )
+    done = run_python(text, str(host.root))
+    assert (done.returncode, done.stderr) == (0, "nvhook: warning: cannot keep the inventory: File too large\n")
+    assert done.stdout.startswith("driver 580.159.04")
+    done = run_python(text, str(host.root), "--lock-held", "--refresh")
+    assert done.returncode == 1
+    assert done.stderr.startswith("nvhook: error: cannot keep the inventory: File too large\n  remedy: ")
+
+
+def test_a_fifo_in_the_locks_place_names_no_holder(folder: int, host: SimulatedHost) -> None:
+    os.mkfifo(host.path("/run/nvhook/lock"))
+    lock = store.take_lock(folder, time.monotonic())
+    with pytest.raises(NvhookError, match="by process unknown, does not come to its end"):
+        store.take_lock(folder, time.monotonic())
+    os.close(lock)
