@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdi import spec
+from cdi import reader, spec, versions
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
@@ -42,7 +42,7 @@ def make(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
         raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
     edits = {"env": ENV, "deviceNodes": common, "hooks": [_hook(inventory, hook_path)], "mounts": _mounts(inventory)}
     made: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": _devices(inventory), "containerEdits": edits}
-    made["cdiVersion"] = spec.minimum_version(made)
+    made["cdiVersion"] = versions.minimum_version(made)
     kept: dict[str, Any] = spec.without_empty(made)
     return kept
 
@@ -167,12 +167,12 @@ def refuse_conflict(path: Path, made: dict[str, Any]) -> list[str]:
         if other.suffix not in spec.SUFFIXES or other.name == path.name or not other.is_file():
             continue
         try:
-            value = spec.parse(other.read_text(encoding="utf-8"))
+            other_spec = reader.load(str(other)).spec
         except (OSError, ValueError):
             unreadable.append(str(other))
             continue
-        if isinstance(value, dict) and value.get("kind") == made["kind"]:
-            common = mine & set(spec.device_names(value))
+        if other_spec.get("kind") == made["kind"]:
+            common = mine & set(spec.device_names(other_spec))
             if common:
                 shown = ", ".join(sorted(common)[:3]) + (", …" if len(common) > 3 else "")
                 what = f"{other} defines {made['kind']} devices too ({shown}): with both, no engine finds them"
