@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Container Device Interface, and in `host` all that asks this machine what it has.
 
-`names` and `spec` are the format: names, the lowest version that holds a content, the rules that readers
-apply, writing a file. `generate` makes a spec of an inventory; `cli` is the command `cdi`. `jsontext` is JSON
-for code that runs while a container starts.
+The way of a file: `source` reads its bytes, `reader` parses YAML, `decode` makes a spec of the value, `validate`
+judges it by release (`versions`, `names`), `advice` warns; `report` is all of that for one file. `registry` finds
+devices in folders, `inject` puts them into a configuration, `annotations` are one way to ask for them. `spec`
+writes files, `generate` makes one of an inventory, `transform` moves one's paths. `cli` is the command `cdi`;
+`jsontext` is JSON for code that runs while a container starts.
 """
 
 # pyproject.toml has the same (a test compares them); an inventory made by another version is made anew.

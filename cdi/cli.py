@@ -4,10 +4,16 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ldcache.errors import NvhookError
+
+if TYPE_CHECKING:
+    from cdi import registry, spec
 
 
 def parser() -> argparse.ArgumentParser:
@@ -15,6 +21,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="cdi", description="Container Device Interface files.")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_generate(verbs.add_parser("generate", help="write a spec of this host's GPUs"))
+    add_list(verbs.add_parser("list", help="devices, the file that defines each, and files that do not count"))
+    add_validate(verbs.add_parser("validate", help="whether engines read a file, and which ones"))
+    add_inject(verbs.add_parser("inject", help="put devices into the config.json on stdin"))
+    add_transform(verbs.add_parser("transform", help="change a spec"))
     return top
 
 
@@ -28,27 +38,95 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     inventory.add_root_arguments(verb)
 
 
+def add_list(verb: argparse.ArgumentParser) -> None:
+    """The options of `cdi list`."""
+    add_spec_dir(verb)
+    verb.add_argument("--json", action="store_true", help="all that is known, as one JSON object")
+
+
+def add_validate(verb: argparse.ArgumentParser) -> None:
+    """The options of `cdi validate`."""
+    verb.add_argument("files", nargs="+", metavar="FILE")
+    verb.add_argument("--json", action="store_true", help="a list with one JSON object for each file")
+
+
+def add_inject(verb: argparse.ArgumentParser) -> None:
+    """The options of `cdi inject`."""
+    add_spec_dir(verb)
+    verb.add_argument(
+        "--device", action="append", default=[], metavar="V/C=N", help="a device's qualified name; may be repeated"
+    )
+
+
+def add_transform(verb: argparse.ArgumentParser) -> None:
+    """The options of `cdi transform root`."""
+    root = verb.add_subparsers(dest="what", required=True, metavar="WHAT").add_parser(
+        "root", help="move the paths below one folder to another"
+    )
+    root.add_argument("--from", required=True, dest="old", metavar="DIR", help="where the paths are below now")
+    root.add_argument("--to", required=True, dest="new", metavar="DIR", help="what stands for it from then on")
+    root.add_argument("--input", default="-", metavar="FILE", help="default: stdin")
+    root.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
+    root.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
+    root.add_argument("--relative-to", choices=("host", "container"), default="host", help="default: host")
+
+
+def add_spec_dir(verb: argparse.ArgumentParser) -> None:
+    """Where specs are looked for."""
+    verb.add_argument(
+        "--spec-dir",
+        action="append",
+        metavar="DIR",
+        help="a folder of specs; may be repeated, a later one has priority; default: /etc/cdi and /var/run/cdi",
+    )
+
+
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed, 2 usage."""
     top = parser()
     arguments = top.parse_args(argv)
     try:
-        check_generate(top, arguments)
-        return run_generate(arguments)
+        if arguments.verb in CHECKS:
+            CHECKS[arguments.verb](top, arguments)
+        return VERBS[arguments.verb](arguments)
     except NvhookError as error:
-        print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
+        show(error)
         return 1
+
+
+def show(error: NvhookError) -> None:
+    """An error's two lines."""
+    print(f"nvhook: error: {printable(error.what)}\n  remedy: {printable(error.remedy)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """A line for a terminal: files' names and contents may have line breaks, control characters, and no UTF-8."""
+    return "".join(letter if letter.isprintable() or letter == "\t" else ascii(letter)[1:-1] for letter in text)
 
 
 def check_generate(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Usage errors, which end the program with status 2."""
-    from cdi import spec
-
-    output, hook_path = arguments.output, arguments.hook_path
-    if output is not None and output.suffix not in spec.SUFFIXES:
-        top.error(f"--output {output}: engines read files that end in .yaml or .json, and no others")
+    check_output(top, arguments)
+    hook_path = arguments.hook_path
     if hook_path is not None and not hook_path.startswith("/"):
         top.error(f"--hook-path {hook_path}: must be absolute, for a runtime does not search")
+
+
+def check_output(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Refuses a name that nobody would read."""
+    from cdi import spec
+
+    output = arguments.output
+    if output is not None and output.suffix not in spec.SUFFIXES:
+        top.error(f"--output {output}: engines read files that end in .yaml or .json, and no others")
+
+
+def check_transform(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Usage errors of `cdi transform root`."""
+    check_output(top, arguments)
+    for option, path in (("--from", arguments.old), ("--to", arguments.new)):
+        if not path.startswith("/"):
+            top.error(f"{option} {path}: must be absolute")
 
 
 def run_generate(arguments: argparse.Namespace) -> int:
@@ -57,13 +135,12 @@ def run_generate(arguments: argparse.Namespace) -> int:
     from cdi.host import inventory
 
     output = arguments.output
-    form = arguments.format or (spec.SUFFIXES[output.suffix] if output is not None else "yaml")
     hook_path = arguments.hook_path or find_hook()
     found, _ = inventory.current(inventory.options_of(arguments))
     made = generate.make(found, hook_path)
     warn(found["warnings"] + generate.left_out(found))
     try:
-        text = spec.serialise(made, form)
+        text = spec.serialise(made, form_of(arguments))
     except spec.InvalidSpec as error:
         remedy = "report this to nvhook, with the output of `nvhook inventory --json`"
         raise NvhookError(f"the spec would not be read: {error}", remedy) from error
@@ -75,10 +152,158 @@ def run_generate(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def form_of(arguments: argparse.Namespace) -> spec.Format:
+    """The form of what is written: as asked for, else as the file's name ends."""
+    from cdi import spec
+
+    if arguments.format is not None:
+        form: spec.Format = arguments.format
+        return form
+    return "yaml" if arguments.output is None else spec.SUFFIXES[arguments.output.suffix]
+
+
+def scan(arguments: argparse.Namespace) -> registry.Registry:
+    """The registry of the folders that were asked for."""
+    from cdi import reader, registry
+
+    return registry.scan(arguments.spec_dir or registry.FOLDERS, reader.load)
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """`cdi list`: a line `NAME<tab>FILE` for each device on stdout, what does not count on stderr."""
+    from cdi import registry
+
+    found = scan(arguments)
+    if arguments.json:
+        print(json.dumps(listed(found), indent=2))
+        return 0
+    for folder in filter(os.path.islink, arguments.spec_dir or registry.FOLDERS):
+        warn([f"{folder} is a link: no release of the CDI library up to 1.1.0 looks into it"])
+    for name, (file, _) in sorted(found.devices.items()):
+        print(printable(f"{name}\t{file.path}"))
+    for name, paths in sorted(found.shadowed.items()):
+        if name in found.devices:
+            warn([f"{name} in {path} is shadowed by {found.devices[name][0].path}" for path in paths])
+    warn_of_lost(found)
+    return 0
+
+
+def listed(found: registry.Registry) -> dict[str, Any]:
+    """The object that `cdi list --json` prints."""
+    return {
+        "devices": [
+            {"name": name, "file": file.path, "shadows": found.shadowed.get(name, [])}
+            for name, (file, _) in sorted(found.devices.items())
+        ],
+        "conflicts": [{"name": name, "files": paths} for name, paths in sorted(found.conflicts.items())],
+        "failed": [{"path": path, "reasons": reasons} for path, reasons in found.failed.items()],
+        "skipped": [{"path": path, "reason": reason} for path, reason in found.skipped.items()],
+    }
+
+
+def warn_of_lost(found: registry.Registry) -> None:
+    """Why a device that somebody expects may not be there."""
+    for name, paths in sorted(found.conflicts.items()):
+        warn([f"{name} is unresolvable: defined by each of {' and '.join(paths)}"])
+    for path, reasons in found.failed.items():
+        warn([f"{path} is not read: {reason}" for reason in reasons])
+    warn([f"{path} is skipped: {reason}" for path, reason in found.skipped.items()])
+
+
+def run_validate(arguments: argparse.Namespace) -> int:
+    """`cdi validate`: 0 if every file is read and valid."""
+    from cdi import report
+
+    reports = []
+    status = 0
+    for path in arguments.files:
+        try:
+            found = report.judge(path)
+        except OSError as error:
+            show(unreadable(path, error))
+            status = 1
+            continue
+        reports.append(found)
+        status |= not found.valid
+        if not arguments.json:
+            print("\n".join(map(printable, found.lines())))
+    if arguments.json:
+        print(json.dumps([found.to_json() for found in reports], indent=2))
+    return int(status)
+
+
+def unreadable(path: str, error: OSError) -> NvhookError:
+    """The error of a file that could not be read."""
+    from cdi import source
+
+    remedy = f"give a regular file of at most {source.SIZE_MAX >> 20} MiB that you may read"
+    return NvhookError(f"cannot read {path}: {error.strerror}", remedy)
+
+
+# A configuration of 16 MiB is none that a runtime would take.
+CONFIG_MAX = 16 << 20
+
+
+def run_inject(arguments: argparse.Namespace) -> int:
+    """`cdi inject`: the edited configuration on stdout, or nothing there and an error."""
+    from cdi import inject, jsontext, registry
+    from ldcache import root
+
+    remedy = "give the container's config.json on stdin"
+    try:
+        oci = jsontext.loads(root.read(sys.stdin.fileno(), CONFIG_MAX, "stdin"))
+    except (OSError, jsontext.InvalidJson) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise NvhookError(f"cannot read the configuration on stdin: {reason}", remedy) from error
+    if not isinstance(oci, dict):
+        raise NvhookError("the configuration on stdin is no JSON object", remedy)
+    found = scan(arguments)
+    try:
+        edits = registry.resolve(found, arguments.device)
+    except NvhookError:
+        warn_of_lost(found)
+        raise
+    try:
+        text = json.dumps(inject.inject(oci, edits), indent=2, allow_nan=False)
+    except ValueError as error:
+        # Python reads 1e999 as infinity, for which JSON has no text.
+        raise NvhookError("the configuration on stdin has a number beyond all bounds", remedy) from error
+    print(text)
+    return 0
+
+
+def run_transform(arguments: argparse.Namespace) -> int:
+    """`cdi transform root`. Raises NvhookError."""
+    from cdi import reader, source, spec, transform, validate, versions
+    from ldcache import root
+
+    name = "stdin" if arguments.input == "-" else arguments.input
+    try:
+        if arguments.input == "-":
+            data = root.read(sys.stdin.fileno(), source.SIZE_MAX, name)
+        else:
+            data = source.read_file(name)
+        checked = validate.check(reader.parse(data))
+    except OSError as error:
+        raise unreadable(name, error) from error
+    except reader.InvalidText as error:
+        raise NvhookError(f"{name} is no spec: {error}", "see `cdi validate`") from error
+    problems = [str(problem) for problem in checked.problems()]
+    if problems:
+        raise NvhookError(f"{name} is no spec: {'; '.join(problems[:3])}", "see `cdi validate` for all of it")
+    made = transform.root(checked.spec, arguments.old, arguments.new, arguments.relative_to)
+    text = spec.serialise(made, form_of(arguments), versions.HEAD)
+    if arguments.output is None:
+        sys.stdout.write(text)
+    else:
+        spec.write(arguments.output, text)
+    return 0
+
+
 def warn(lines: list[str]) -> None:
     """Warnings on stderr; stdout may be the spec."""
     for line in lines:
-        print(f"nvhook: warning: {line}", file=sys.stderr)
+        print(f"nvhook: warning: {printable(line)}", file=sys.stderr)
 
 
 def find_hook() -> str:
@@ -96,3 +321,13 @@ def find_hook() -> str:
     path = Path("/usr/bin", generate.HOOK_NAME)
     warn([f"{path} is not there yet: no container starts with this spec before `nvhook install` or --hook-path"])
     return str(path)
+
+
+CHECKS = {"generate": check_generate, "transform": check_transform}
+VERBS = {
+    "generate": run_generate,
+    "list": run_list,
+    "validate": run_validate,
+    "inject": run_inject,
+    "transform": run_transform,
+}

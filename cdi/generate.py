@@ -7,20 +7,15 @@ needs stands once, at the spec's top. All that containerEdits can't say goes to 
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-from cdi import spec
-from ldcache import root
+from cdi import reader, spec, versions
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
 HOOK_NAME = "nvhook-create-container"
 PROGRAMS = "/usr/bin"
-
-# Of other files in a spec's folder, no more is read.
-SPEC_MAX = 16 << 20
 
 # A hook entry without env runs, under runc, in runc's own environment, and once ran in the image's
 # (CVE-2025-23266). The launcher needs none of this; an entry that says nothing is what must not be.
@@ -47,7 +42,7 @@ def make(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
         raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
     edits = {"env": ENV, "deviceNodes": common, "hooks": [_hook(inventory, hook_path)], "mounts": _mounts(inventory)}
     made: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": _devices(inventory), "containerEdits": edits}
-    made["cdiVersion"] = spec.minimum_version(made)
+    made["cdiVersion"] = versions.minimum_version(made)
     kept: dict[str, Any] = spec.without_empty(made)
     return kept
 
@@ -160,15 +155,6 @@ def _links(inventory: dict[str, Any]) -> list[tuple[str, str]]:
     return [(target, place) for place, target in links.items()]
 
 
-def _read(path: Path) -> str:
-    """A neighbour's text. Raises OSError, also for one that is no regular file or too long for a spec."""
-    top = root.open_root("/")
-    try:
-        return root.read_file(top, os.path.abspath(path), SPEC_MAX).decode()
-    finally:
-        os.close(top)
-
-
 def refuse_conflict(path: Path, made: dict[str, Any]) -> list[str]:
     """Look at the other specs in a spec's folder; those that can't be read come back, by name.
 
@@ -181,12 +167,12 @@ def refuse_conflict(path: Path, made: dict[str, Any]) -> list[str]:
         if other.suffix not in spec.SUFFIXES or other.name == path.name or other.is_dir():
             continue
         try:
-            value = spec.parse(_read(other))
+            other_spec = reader.load(str(other)).spec
         except (OSError, ValueError):
             unreadable.append(str(other))
             continue
-        if isinstance(value, dict) and value.get("kind") == made["kind"]:
-            common = mine & set(spec.device_names(value))
+        if other_spec.get("kind") == made["kind"]:
+            common = mine & set(spec.device_names(other_spec))
             if common:
                 shown = ", ".join(sorted(common)[:3]) + (", …" if len(common) > 3 else "")
                 what = f"{other} defines {made['kind']} devices too ({shown}): with both, no engine finds them"

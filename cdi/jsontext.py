@@ -10,7 +10,10 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
+
+    Pairs = Callable[[list[tuple[str, Any]]], Any]
 
 WHITESPACE = " \t\n\r"
 
@@ -32,10 +35,10 @@ class _Context:
         "strict",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, pairs: Pairs | None) -> None:
         self.strict = True
         self.object_hook = None
-        self.object_pairs_hook = None
+        self.object_pairs_hook = pairs
         self.parse_float = float
         self.parse_int = int
         self.parse_constant = _refuse
@@ -46,24 +49,25 @@ def _refuse(name: str) -> Any:
     raise InvalidJson(f"{name} is no JSON value")
 
 
-def _scanner() -> Any:
+def _scanner(pairs: Pairs | None) -> Any:
     try:
         from _json import make_scanner
     except ImportError:
         return None
-    context: Any = _Context()
+    context: Any = _Context(pairs)
     return make_scanner(context)
 
 
-def loads(text: str | bytes) -> Any:
+def loads(text: str | bytes, pairs: Pairs | None = None) -> Any:
     """The value of a JSON document. Raises InvalidJson, with line and column, also for NaN and for nesting
-    deeper than the interpreter's recursion limit."""
+    deeper than the interpreter's recursion limit. `pairs` makes the value of each object of its members, which
+    may name a key twice; it may raise a ValueError."""
     if isinstance(text, bytes):
         text = _decode(text)
     try:
-        scanner = _scanner()
+        scanner = _scanner(pairs)
         if scanner is None:
-            return _loads_slowly(text)
+            return _loads_slowly(text, pairs)
         value, end = scanner(text, _skip(text, 0))
         end = _skip(text, end)
     except StopIteration as error:
@@ -77,7 +81,7 @@ def loads(text: str | bytes) -> Any:
     except SystemError:
         # The C scanner takes its exception from json.decoder without importing it: what is wrong with the
         # text is told by going over it once more with that module in place.
-        return _loads_slowly(text)
+        return _loads_slowly(text, pairs)
     if end != len(text):
         raise InvalidJson(_place("text after the document's end", text, end))
     return value
@@ -101,11 +105,11 @@ def _place(what: str, text: str, at: int) -> str:
     return f"{what}: line {line} column {at - text.rfind(chr(10), 0, at)}"
 
 
-def _loads_slowly(text: str) -> Any:
+def _loads_slowly(text: str, pairs: Pairs | None = None) -> Any:
     import json
 
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         raise InvalidJson(str(error)) from None
     except RecursionError:

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """CDI names: `vendor/class` is a kind, `vendor/class=device` a device's qualified name.
 
-The grammar is that of the Go library's code, ASCII and without length limits. CDI's text asks for more (a DNS
-subdomain of at most 253 characters as vendor, 63 for the class); what we write keeps to both.
+Hot. The grammar is that of the Go library's code, ASCII and without length limits. CDI's text asks for more (a
+DNS subdomain of at most 253 characters as vendor, 63 for the class); what we write keeps to both.
 """
 
 from __future__ import annotations
 
-import re
-
-KIND_PART = re.compile(r"[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
-DEVICE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+# Allowed between the first and the last character, which are letters or digits.
+KIND_INNER = "_-."
+DEVICE_INNER = "_-.:"
 
 
 class InvalidName(ValueError):
@@ -23,14 +22,14 @@ def parse_kind(kind: str) -> tuple[str, str]:
     if not slash:
         raise InvalidName(f"{kind!a} is no kind: it has no slash between vendor and class")
     for what, part in (("vendor", vendor), ("class", device_class)):
-        if not KIND_PART.fullmatch(part):
+        if not is_framed(part, KIND_INNER) or not part[0].isalpha():
             raise InvalidName(f"{kind!a} is no kind: {part!a} can't be a {what}")
     return vendor, device_class
 
 
 def check_device(name: str) -> None:
     """Raises InvalidName for what can't be a device's name: letters and digits, between them also `_-.:`."""
-    if not DEVICE.fullmatch(name):
+    if not is_framed(name, DEVICE_INNER):
         raise InvalidName(f"{name!a} can't be a device's name")
 
 
@@ -42,3 +41,12 @@ def parse_qualified(name: str) -> tuple[str, str, str]:
     vendor, device_class = parse_kind(kind)
     check_device(device)
     return vendor, device_class, device
+
+
+def is_framed(text: str, inner: str) -> bool:
+    """Whether a text is ASCII letters and digits, with the characters of `inner` allowed between them."""
+    if not text.isascii() or not text[:1].isalnum() or not text[-1:].isalnum():
+        return False
+    for character in inner:
+        text = text.replace(character, "")
+    return text.isalnum()

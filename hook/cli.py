@@ -33,8 +33,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 PASSED_ON = {
-    "cdi": "CDI files: generate",
-    "ldcache": "loader caches: print",
+    "cdi": "CDI files: generate, list, validate, inject, transform",
+    "ldcache": "loader caches: print, build, check, merge",
     "prestart": "the OCI prestart hook; the container's state on stdin",
     "create-container": "the one hook that our CDI files name",
     "poststart": "does nothing",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The file `ld.so.cache`: its forms, its limits, and the order of its entries.
+"""The file `ld.so.cache`: its forms and its limits.
 
 Hot. Three forms exist (glibc `sysdeps/generic/dl-cache.h`, `elf/cache.c`): *new* ("glibc-ld.so.cache1.1",
 what ldconfig writes since 2.32), *old* ("ld.so-1.7.0", libc5's and uClibc's) and *combined*, an old file
@@ -15,7 +15,8 @@ directory (2.33+) that names the generator and the glibc-hwcaps folders.
     48  entries, strings, zeros to a multiple of 4, extension directory
 
 `parse` accepts what a container's image may hold, within the limits below, and keeps enough that `serialize`
-gives the same bytes for everything that some ldconfig wrote. It reads either byte order.
+gives the same bytes for everything that some ldconfig wrote. It reads either byte order. The order in which entries
+stand is `ldcache.order`'s.
 """
 
 from __future__ import annotations
@@ -617,85 +618,3 @@ def _extension(generator: bytes, list_offsets: list[int], at: int, prefix: str) 
     size = 4 * len(list_offsets)
     head = struct.pack(prefix + "10I", MAGIC_EXTENSION, 2, 0, 0, at + 40 + size, len(generator), 1, 0, at + 40, size)
     return head + struct.pack(f"{prefix}{len(list_offsets)}I", *list_offsets) + generator
-
-
-# The order of entries, `compare` in elf/cache.c. A cache is sorted *descending* by soname as
-# _dl_cache_libcmp sees it (elf/dl-cache.c), and the loader searches by the same function.
-
-# End of string is 0 and C's char is signed on x86, so bytes from 0x80 sort below the end; digits are above
-# all else.
-_SIGNED = bytes([*range(0x80, 0x100), 0, *(c for c in range(1, 0x80) if not 0x30 <= c <= 0x39), *range(0x30, 0x3A)])
-_UNSIGNED = bytes([0, *(c for c in range(1, 0x100) if not 0x30 <= c <= 0x39), *range(0x30, 0x3A)])
-
-
-def _ranks(order: bytes) -> bytes:
-    return bytes(map(order.index, range(0x100)))
-
-
-_SIGNED_RANKS = _ranks(_SIGNED)
-_UNSIGNED_RANKS = _ranks(_UNSIGNED)
-_DIGITS_ONLY = bytes(c if 0x30 <= c <= 0x39 else 0x20 for c in range(0x100))
-# A run of digits becomes this byte, which no other character's rank reaches, and its value.
-_RUN = b"\xf6"
-
-# Second byte of the flags of architectures whose C char is unsigned: s390x, ppc64, ARM, AArch64, RISC-V.
-_UNSIGNED_CHAR = frozenset((0x400, 0x500, 0x900, 0xA00, 0xB00, 0xF00, 0x1000))
-
-
-def libcmp_key(soname: bytes, *, signed_char: bool = True) -> bytes:
-    """Bytes that sort as _dl_cache_libcmp sorts sonames; equal where it returns 0 (`.so.01` and `.so.1`).
-
-    Each run of digits counts as its value, wrapped to 32 bits as in C. libcmp also wraps the *difference* of
-    two runs: where two values at one place are 2^31 or more apart, so at least one run is beyond 2147483647,
-    its order is none (it isn't transitive) and this one differs.
-    """
-    ranks = _SIGNED_RANKS if signed_char else _UNSIGNED_RANKS
-    runs = soname.translate(_DIGITS_ONLY).split()
-    parts = []
-    for run in runs:
-        # The first place where these digits stand is this run: the remaining name has no earlier digit.
-        before, _, soname = soname.partition(run)
-        parts.append(before.translate(ranks))
-        parts.append(_RUN_KEYS.get(run) or _run_key(run))
-    parts.append(soname.translate(ranks))
-    parts.append(ranks[:1])
-    return b"".join(parts)
-
-
-def _run_key(run: bytes) -> bytes:
-    # Digit by digit as C does: int() of a name from a hostile file could be a number of any size.
-    value = 0
-    for digit in run:
-        value = value * 10 + digit - 0x30 & 0xFFFFFFFF
-    return _RUN + (value ^ 0x80000000).to_bytes(4, "big")
-
-
-_RUN_KEYS = {b"%d" % value: _run_key(b"%d" % value) for value in range(100)}
-
-
-def signed_char(entries: Iterable[Entry]) -> bool:
-    """Whether the machine that these entries are for compares names as signed bytes, as x86 does."""
-    return all(entry.flags & 0xFF00 not in _UNSIGNED_CHAR for entry in entries)
-
-
-def tie_key(entry: Entry) -> tuple[int, bool, bytes, int, int, int]:
-    """Order among entries whose sonames are equal: flags, glibc-hwcaps by name, legacy hwcap, OS version.
-
-    The last two are of ldconfig up to 2.36 and 2.35; later ones write zeros there, so one rule serves all.
-    """
-    if entry.hwcaps is not None:
-        return -entry.flags, False, entry.hwcaps, 0, 0, -entry.osversion
-    return -entry.flags, True, b"", -entry.hwcap.bit_count(), -entry.hwcap, -entry.osversion
-
-
-def misplaced(entries: list[Entry], keys: list[bytes]) -> int | None:
-    """Index of the first entry that must not stand behind the one before it; None if the order holds.
-
-    `keys` are the libcmp_key of each soname.
-    """
-    for index in range(1, len(keys)):
-        if keys[index - 1] > keys[index]:
-            continue
-        if keys[index - 1] < keys[index] or tie_key(entries[index - 1]) > tie_key(entries[index]):
-            return index
-    return None

@@ -5,129 +5,124 @@
 neither crashes on a damaged one nor passes on what a hostile one holds: a character that isn't printable, or a byte
 that is no UTF-8, is shown as `\\xNN`. A cache outside the limits of `ldcache.cache` is an error here.
 
-The text that ldconfig prints differs by its version; `--like` picks one. Without it the ldconfig of this machine is
-asked, and where there is none, 2.41's text is used.
+`ldcache build` writes the cache that ldconfig with the same options writes, the name of its generator aside. `ldcache
+check` tells what in a cache doesn't hold, one line each, and leaves with 3 if there is anything. `ldcache merge` puts
+the libraries of one folder into a cache.
+
+What ldconfig does and prints differs by its version; `--like` picks one. Without it the ldconfig of this machine is
+asked, and where there is none, it is 2.41.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 
-from ldcache import cache
-from ldcache.cache import Cache, Entry, InvalidLdCache
+from ldcache import build, cache, check, fold, text
+from ldcache.cache import Cache, InvalidLdCache
 from ldcache.errors import NvhookError
-
-Version = tuple[int, int]
+from ldcache.merge import InvalidEntry
+from ldcache.rules import Rules, Version, ldconfig_version, version_of
+from ldcache.tree import Tree, opened
 
 DEFAULT_CACHE = "/etc/ld.so.cache"
-DEFAULT_VERSION: Version = (2, 41)
-LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
-
-_TYPES = {0: "libc4", 1: "ELF", 2: "libc5", 3: "libc6"}
-
-# Text of the second byte of the flags, where it is the same in every version.
-_ABIS = {
-    0x100: "64bit",
-    0x300: "x86-64",
-    0x400: "64bit",
-    0x500: "64bit",
-    0x600: "N32",
-    0x700: "64bit",
-    0x800: "x32",
-    0x900: "hard-float",
-    0xA00: "AArch64",
-    0xB00: "soft-float",
-    0xC00: "nan2008",
-    0xD00: "N32,nan2008",
-    0xE00: "64bit,nan2008",
-    0xF00: "soft-float",
-    0x1000: "double-float",
-}
-_LOONGARCH = {0x1100: "soft-float", 0x1200: "double-float"}
-_IA64 = {0x200: "IA-64"}
-
-_WITH_LOONGARCH: Version = (2, 38)
-_WITHOUT_IA64: Version = (2, 39)
-_ONLY_LIBC6: Version = (2, 37)
-_WITHOUT_OS_ABI: Version = (2, 36)
-_WITH_EXTENSION: Version = (2, 33)
-_SYSTEMS = ("Linux", "Hurd", "Solaris", "FreeBSD", "kNetBSD", "Syllable", "Unknown OS")
+DEFAULT_CONFIGURATION = "/etc/ld.so.conf"
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run `ldcache`. 0 done, 1 failed; argparse leaves with 2 on wrong usage."""
+    """Run `ldcache`. 0 done, 1 failed, 3 something found by `check`; argparse leaves with 2 on wrong usage."""
     arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        sys.stdout.buffer.write(_print(arguments.cache, arguments.like))
+        status = run(arguments)
         sys.stdout.flush()
     except NvhookError as error:
-        print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
+        print(f"nvhook: error: {_shown(error.what)}\n  remedy: {_shown(error.remedy)}", file=sys.stderr)
         return 1
     except BrokenPipeError:
         # The reader has seen enough. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    return 0
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="ldcache", description="Read glibc loader caches.")
+    parser = argparse.ArgumentParser(prog="ldcache", description="Read and write glibc loader caches.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    show = verbs.add_parser(
-        "print", help="print a cache as `ldconfig -p` does", description="Print a cache as `ldconfig -p` does."
-    )
-    show.add_argument("-C", dest="cache", metavar="FILE", default=DEFAULT_CACHE, help="the cache; %(default)s")
-    show.add_argument(
-        "--like",
-        metavar="VERSION",
-        type=_version,
-        help="print what ldconfig of this glibc prints, such as 2.36; that of the ldconfig at hand, else 2.41",
+    show = _verb(verbs, "print", _print, "print a cache as `ldconfig -p` does", root=False)
+    _add_like(show, "print what ldconfig of this glibc prints")
+
+    make = _verb(verbs, "build", _build, "write the cache that ldconfig would write, and make its links")
+    make.add_argument("-f", dest="conf", metavar="CONF", default=DEFAULT_CONFIGURATION, help="default: %(default)s")
+    make.add_argument("-X", dest="links", action="store_false", help="neither make nor remove links")
+    make.add_argument("-N", dest="write", action="store_false", help="make the links, but write no cache")
+    _add_like(make, "do what ldconfig of this glibc does")
+    make.add_argument("folders", metavar="DIR", nargs="*", help="folders to list before those of CONF")
+
+    _verb(verbs, "check", _check, "tell what in a cache does not hold; exit status 3 if anything")
+
+    merge = _verb(verbs, "merge", _merge, "put the libraries of one folder into a cache, before all others")
+    merge.add_argument("--folder", required=True, metavar="DIR", help="the folder, by its absolute path")
+    merge.add_argument("--win", action="store_true", help="drop every other entry of the same soname and flags")
+    merge.add_argument(
+        "libraries",
+        metavar="LIB",
+        nargs="*",
+        help="files of DIR. If the cache lists DIR already, only these are added or replaced, and all else of DIR "
+        "stays; a DIR that is new to it is taken whole. Without any, DIR is taken whole and replaces "
+        "what was listed of it",
     )
     return parser
 
 
-def _version(text: str) -> Version:
-    major, dot, minor = text.strip().partition(".")
-    if not (dot and major.isdecimal() and minor.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no glibc version such as 2.36")
-    return int(major), int(minor)
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    about: str,
+    *,
+    root: bool = True,
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".")
+    verb.set_defaults(run=run)
+    verb.add_argument("-C", dest="cache", metavar="FILE", default=DEFAULT_CACHE, help="the cache; %(default)s")
+    if root:
+        verb.add_argument("-r", dest="root", metavar="ROOT", default="/", help="every name is one inside this folder")
+    return verb
 
 
-def _ldconfig_version() -> Version:
-    """glibc version of this machine's ldconfig, DEFAULT_VERSION where there is none or it doesn't tell."""
-    for path in LDCONFIG:
-        try:
-            run = subprocess.run([path, "--version"], capture_output=True, timeout=10, env={"LC_ALL": "C"})
-            # ldconfig (Debian GLIBC 2.36-9+deb12u14) 2.36
-            return _version(run.stdout.splitlines()[0].split()[-1].decode("ascii", "replace"))
-        except (OSError, IndexError, subprocess.TimeoutExpired, argparse.ArgumentTypeError):
-            continue
-    return DEFAULT_VERSION
+def _add_like(verb: argparse.ArgumentParser, about: str) -> None:
+    about += ", such as 2.36; that of the ldconfig at hand, else 2.41"
+    verb.add_argument("--like", metavar="VERSION", type=_version, help=about)
 
 
-def _print(path: str, like: Version | None) -> bytes:
-    data = _read(path)
-    if not data:
-        # ldconfig prints nothing at all for an empty file, and is content.
-        return b""
+def _version(words: str) -> Version:
     try:
-        known = cache.parse(data)
-    except InvalidLdCache as error:
-        remedy = "rebuild the cache with ldconfig, or name another file with -C"
-        raise NvhookError(f"cannot read the loader cache {path}: {error}", remedy) from error
+        return version_of(words)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _print(arguments: argparse.Namespace) -> int:
+    path: str = arguments.cache
+    data = _read(path, lambda: os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK))
+    # ldconfig prints nothing at all for an empty file, and is content.
+    if not data:
+        return 0
+    known = _parse(path, data)
     if known.marked and known.byteorder != sys.byteorder:
         what = f"the loader cache {path} is of a {known.byteorder}-endian machine"
         raise NvhookError(what, "print it on such a machine")
-    return b"".join(_lines(known, data, os.fsencode(path), like or _ldconfig_version()))
+    lines = text.lines(known, data, os.fsencode(path), arguments.like or ldconfig_version())
+    sys.stdout.buffer.write(b"".join(lines))
+    return 0
 
 
-def _read(path: str) -> bytes:
+def _read(path: str, opener: Callable[[], int]) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = opener()
         try:
             return cache.read(fd) if os.fstat(fd).st_size else b""
         finally:
@@ -140,79 +135,71 @@ def _read(path: str) -> bytes:
         raise NvhookError(what, "name a loader cache with -C") from error
 
 
-def _lines(known: Cache, data: bytes, path: bytes, like: Version) -> Iterator[bytes]:
-    yield b"%d libs found in cache `%b'\n" % (len(known.entries), path)
-    texts = _hwcap_texts(known, data, like)
-    for entry in known.entries:
-        kind = (_type(entry, like) + _abi(entry, like)).encode()
-        needs = _hwcap(entry, texts) + _os_abi(entry, like).encode()
-        yield b"\t%b (%b%b) => %b\n" % (quoted(entry.soname), kind, needs, quoted(entry.path))
-    if known.generator is not None and like >= _WITH_EXTENSION:
-        yield b"Cache generated by: %b\n" % quoted(known.generator)
+def _parse(path: str, data: bytes) -> Cache:
+    try:
+        return cache.parse(data)
+    except InvalidLdCache as error:
+        remedy = "rebuild the cache with ldconfig, or name another file with -C"
+        raise NvhookError(f"cannot read the loader cache {path}: {error}", remedy) from error
 
 
-def _type(entry: Entry, like: Version) -> str:
-    kind = entry.flags & 0xFF
-    if like >= _ONLY_LIBC6:
-        return "libc6" if kind == 3 else "unknown or unsupported flag"
-    return _TYPES.get(kind, "unknown")
+def _build(arguments: argparse.Namespace) -> int:
+    rules = Rules(arguments.like or ldconfig_version())
+    with opened(arguments.root) as tree:
+        built, warnings = build.build(
+            tree,
+            rules,
+            configuration=os.fsencode(arguments.conf),
+            folders=[os.fsencode(folder) for folder in arguments.folders],
+            with_links=arguments.links,
+            for_cache=arguments.write,
+        )
+        _warn(warnings)
+        if arguments.write:
+            _write(tree, arguments.cache, cache.serialize(built))
+    return 0
 
 
-def _abi(entry: Entry, like: Version) -> str:
-    abi = entry.flags & 0xFF00
-    text = _ABIS.get(abi)
-    if text is None and like >= _WITH_LOONGARCH:
-        text = _LOONGARCH.get(abi)
-    if text is None and like < _WITHOUT_IA64:
-        text = _IA64.get(abi)
-    return f",{text or abi}" if abi else ""
+def _check(arguments: argparse.Namespace) -> int:
+    with opened(arguments.root) as tree:
+        data = _read(arguments.cache, lambda: tree.open_file(os.fsencode(arguments.cache)))
+        known = _parse(arguments.cache, data) if data else cache.empty()
+        written = tree.status(os.fsencode(arguments.cache)).st_mtime_ns
+        found = list(check.problems(tree, known, written, Rules(check.version_of(known) or ldconfig_version())))
+    sys.stdout.buffer.write(b"".join([text.quoted(line) + b"\n" for line in found]))
+    return 3 if found else 0
 
 
-def _hwcap_texts(known: Cache, data: bytes, like: Version) -> dict[bytes, bytes | int]:
-    """For each glibc-hwcaps name what ldconfig prints: a name, or the index within the number that it shows.
-
-    In a combined file ldconfig takes the offsets from the wrong place, see `cache.parse`, and prints what stands there.
-    """
-    texts: dict[bytes, bytes | int] = {}
-    for index, (name, offset) in enumerate(known.listed):
-        if like < _WITH_EXTENSION or offset >= len(data):
-            texts[name] = index
-        elif known.form == "combined":
-            texts[name] = data[offset : offset + cache.MAX_PATH].split(b"\0", 1)[0]
-        else:
-            texts[name] = name
-    return texts
-
-
-def _hwcap(entry: Entry, texts: dict[bytes, bytes | int]) -> bytes:
-    value = entry.hwcap
-    if entry.hwcaps is not None:
-        text = texts[entry.hwcaps]
-        if isinstance(text, bytes):
-            return b', hwcap: "%b"' % quoted(text)
-        value += text
-    return b", hwcap: 0x%016x" % value if value else b""
+def _merge(arguments: argparse.Namespace) -> int:
+    path: str = arguments.cache
+    with opened(arguments.root) as tree:
+        data = _read(path, lambda: tree.open_file(os.fsencode(path)))
+        known = _parse(path, data) if data else cache.empty()
+        folder = fold.Folder(
+            tree, known, os.fsencode(arguments.folder), Rules(check.version_of(known) or ldconfig_version())
+        )
+        try:
+            merged = folder.merged([os.fsencode(name) for name in arguments.libraries], win=arguments.win)
+        except (InvalidLdCache, InvalidEntry) as error:
+            what = f"the loader cache {path} cannot be kept whole: {error}"
+            raise NvhookError(what, "rebuild it with ldconfig or `ldcache build`") from error
+        _warn(folder.warnings)
+        _write(tree, path, cache.serialize(merged))
+    return 0
 
 
-def _os_abi(entry: Entry, like: Version) -> str:
-    if not entry.osversion or like >= _WITHOUT_OS_ABI:
-        return ""
-    system = _SYSTEMS[min(entry.osversion >> 24, len(_SYSTEMS) - 1)]
-    version = ".".join(str(entry.osversion >> shift & 0xFF) for shift in (16, 8, 0))
-    return f", OS ABI: {system} {version}"
+def _write(tree: Tree, path: str, data: bytes) -> None:
+    try:
+        tree.replace_file(os.fsencode(path), data)
+    except OSError as error:
+        what = f"cannot write the loader cache {path}: {error.strerror}"
+        raise NvhookError(what, "name a file in an existing, writable folder with -C") from error
 
 
-def quoted(name: bytes) -> bytes:
-    """A name for a terminal or a log: what could move the cursor, end the line or hide is written `\\xNN`.
-
-    Printable UTF-8, backslashes included, stays as it is.
-    """
-    text = name.decode("utf-8", "surrogateescape")
-    if text.isprintable():
-        return name
-    return b"".join([_quoted_character(character) for character in text])
+def _warn(warnings: list[str]) -> None:
+    for warning in warnings:
+        print(f"nvhook: warning: {_shown(warning)}", file=sys.stderr)
 
 
-def _quoted_character(character: str) -> bytes:
-    raw = character.encode("utf-8", "surrogateescape")
-    return raw if character.isprintable() else b"".join([b"\\x%02x" % byte for byte in raw])
+def _shown(line: str) -> str:
+    return text.quoted(os.fsencode(line)).decode("utf-8", "surrogateescape")

@@ -8,7 +8,7 @@ of the same soname instead of before them.
 
 A cache that can't be kept whole is refused, never repaired: the caller leaves the file alone and lets an ldconfig do
 it. That holds for one whose sonames have numbers beyond 2147483647 in an order that only ldconfig's own way of
-inserting explains, see `cache.libcmp_key`.
+inserting explains, see `order.libcmp_key`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ from ldcache.cache import (
     Cache,
     Entry,
     InvalidLdCache,
-    libcmp_key,
-    misplaced,
     serialize,
-    signed_char,
-    tie_key,
 )
+from ldcache.order import libcmp_key, misplaced, signed_char, tie_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -157,10 +154,13 @@ def _check_entry(entry: Entry) -> None:
             raise InvalidEntry(f"{entry.path!r}: {name!r} is no name for a loader cache")
     if not -(1 << 31) <= entry.flags < 1 << 31 or not 0 <= entry.osversion < 1 << 32:
         raise InvalidEntry(f"{entry.path!r}: flags {entry.flags:#x}, OS version {entry.osversion:#x}: beyond 32 bits")
-    # A new entry is plain, or of a glibc-hwcaps folder with an ISA level below 32; legacy ones are history.
-    plain = entry.hwcap == 0 and entry.hwcaps is None
-    extension = entry.hwcap & ~(0x1F << 32) == HWCAP_EXTENSION and entry.hwcaps
-    if not plain and (not extension or set(b"/:") & set(entry.hwcaps or b"")):
+    # A new entry is of a glibc-hwcaps folder with an ISA level below 32, or plain, or has legacy bits up to 2.36.
+    if entry.hwcaps is None:
+        sound = 0 <= entry.hwcap < 1 << 64 and not entry.hwcap & HWCAP_EXTENSION
+    else:
+        named = entry.hwcaps != b"" and not set(b"/:") & set(entry.hwcaps)
+        sound = named and entry.hwcap & ~(0x1F << 32) == HWCAP_EXTENSION
+    if not sound:
         raise InvalidEntry(f"{entry.path!r}: hwcap {entry.hwcap:#x} of glibc-hwcaps folder {entry.hwcaps!r}")
 
 

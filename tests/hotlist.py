@@ -11,10 +11,18 @@ from __future__ import annotations
 # Ours. A module that joins this list says so in its docstring.
 OURS = {
     "cdi",
+    "cdi.annotations",
+    "cdi.decode",
     "cdi.host",
     "cdi.host.fingerprint",
     "cdi.host.store",
+    "cdi.inject",
     "cdi.jsontext",
+    "cdi.names",
+    "cdi.registry",
+    "cdi.source",
+    "cdi.validate",
+    "cdi.versions",
     "hook",
     "hook.bpf",
     "hook.cgroup",
@@ -38,6 +46,7 @@ OURS = {
     "ldcache.errors",
     "ldcache.kernel",
     "ldcache.merge",
+    "ldcache.order",
     "ldcache.root",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -58,6 +59,21 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+def version_text() -> str:
+    """The same as `--like` takes it."""
+    return ".".join(map(str, version()))
+
+
+def version_or_none() -> tuple[int, int]:
+    """The same, (0, 0) where there is no ldconfig."""
+    return version() if os.path.exists(LDCONFIG) else (0, 0)
+
+
+def can_compare() -> bool:
+    """Whether a real ldconfig is here whose rules for x86-64 ours follow, and gcc for stubs."""
+    return version_or_none() >= (2, 36) and is_x86() and shutil.which("gcc") is not None
+
+
 def can_build_32_bits() -> bool:
     try:
         stub("lib32.so", 32)
@@ -93,3 +109,8 @@ def _listed(root: Path, folder: str, hwcaps: str | None) -> list[Entry]:
         else:
             found.setdefault(soname, Entry(soname, path, flags, 1 << 62, os.fsencode(hwcaps)))
     return list(found.values())
+
+
+def is_x86() -> bool:
+    """Whether this machine's ldconfig is of the x86 family, whose rules differ from all others'."""
+    return platform.machine() in ("x86_64", "i686")

@@ -7,16 +7,15 @@ works on cgroup version 2. Its root is made once by debootstrap and kept in the 
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
 
-from tests.containers import SYSTEM_PATH, Bundle, find_program
+from tests import releases
+from tests.containers import Bundle
 
 TREE = Path(__file__).resolve().parents[2]
 RELEASE = "trixie"
-PACKAGES = "crun,runc,python3-minimal,python3-cffi-backend"
 # Debian's interpreter, for hooks: what this machine's own is linked against isn't in that root.
 PYTHON = "/usr/bin/python3"
 
@@ -42,20 +41,7 @@ exec "$@"
 
 def debian(cache: Path) -> Path:
     """The root of Debian 13 with its runtimes. Raises RuntimeError where it can't be made."""
-    folder = cache / f"debian-{RELEASE}"
-    if folder.exists():
-        return folder
-    debootstrap = find_program("debootstrap")
-    if debootstrap is None:
-        raise RuntimeError("needs debootstrap, which is not installed")
-    partial = folder.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    command = [debootstrap, "--variant=minbase", f"--include={PACKAGES}", RELEASE, str(partial)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PATH": SYSTEM_PATH})
-    if done.returncode != 0:
-        raise RuntimeError(f"debootstrap {RELEASE} failed: {done.stdout[-500:]}{done.stderr[-500:]}")
-    partial.rename(folder)
-    return folder
+    return releases.debian(cache, RELEASE)
 
 
 def run(debian_root: Path, bundle: Bundle, program: str) -> subprocess.CompletedProcess[str]:

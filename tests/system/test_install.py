@@ -105,6 +105,7 @@ def test_the_wheel_holds_all_that_runs_and_no_source_of_it(wheel: Path) -> None:
     assert built == set()
     assert {name.partition("/")[0] for name in modes} == {"cdi", "hook", "ldcache", "nvhook-0.1.0.dist-info"}
     assert {"hook/py.typed", "cdi/py.typed", "ldcache/py.typed", "ldcache/_sys.pyi"} <= set(modes)
+    assert "cdi/schema/cdi.schema.json" in modes
     assert "nvhook-0.1.0.dist-info/licenses/LICENSE" in modes
 
 

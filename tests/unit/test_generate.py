@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi import cli, generate, spec
+from cdi import cli, generate, reader, spec
 from cdi.host import inventory
 from cdi.host.store import Options
 from ldcache.errors import NvhookError
@@ -63,7 +63,7 @@ def made_for(found: dict[str, Any]) -> dict[str, Any]:
     """Its spec, which readers take, in both forms."""
     made = generate.make(found, HOOK)
     assert spec.problems(made) == []
-    assert spec.parse(spec.serialise(made, "yaml")) == made
+    assert reader.parse(spec.serialise(made, "yaml")) == made
     return made
 
 
@@ -271,7 +271,7 @@ def test_the_command_on_the_real_host(h200: SimulatedHost, tmp_path: Path, capsy
     assert capsys.readouterr() == ("", "")
     assert output.read_text() == printed
     assert stat.S_IMODE(output.stat().st_mode) == 0o644
-    made = spec.parse(printed)
+    made = reader.parse(printed)
     assert spec.problems(made) == []
     assert [device["name"] for device in made["devices"]] == ["0", UUID, "all"]
     # Again over itself: the same text, and no quarrel with its own names.
@@ -296,7 +296,7 @@ def test_formats(
     assert cli.main(["generate", "--host-root", str(h200.root), "--hook-path", HOOK, *words]) == 0
     text = (tmp_path / words[1]).read_text()
     assert text.startswith("{") == is_json
-    assert spec.parse(text)["kind"] == "nvidia.com/gpu"
+    assert reader.parse(text)["kind"] == "nvidia.com/gpu"
 
 
 @needs_root
@@ -304,7 +304,7 @@ def test_uuids_come_from_nvml_where_the_kernel_has_none(tmp_path: Path, capsys: 
     card = Gpu("0000:10:00.0", 0, UUID, known=False)
     host = build(tmp_path, Host(gpus=(card,), graphics=False))
     assert cli.main(["generate", "--host-root", str(host.root), "--hook-path", HOOK]) == 0
-    assert spec.device_names(spec.parse(capsys.readouterr().out)) == ["0", UUID, "all"]
+    assert spec.device_names(reader.parse(capsys.readouterr().out)) == ["0", UUID, "all"]
 
 
 @pytest.mark.parametrize("words", [["--output", "nvidia.yml"], ["--output", "nvidia"], ["--hook-path", "nvhook"]])

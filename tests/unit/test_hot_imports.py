@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,16 @@ from tests.hotlist import BUILT_IN, COMPILED, OURS
 TREE = Path(__file__).resolve().parents[2]
 PACKAGES = ("ldcache", "cdi", "hook")
 
-ENTRIES = ("hook.start", "hook.prestart", "hook.injection", "hook.create_container")
+ENTRIES = (
+    "hook.start",
+    "hook.prestart",
+    "hook.injection",
+    "hook.create_container",
+    # What a runtime shim uses of CDI.
+    "cdi.annotations",
+    "cdi.inject",
+    "cdi.registry",
+)
 
 # Imports inside a function of a hot module that a container start does not reach, each with its reason.
 NOT_REACHED = {
@@ -89,6 +99,38 @@ root.read_file(top, "/proc/self/status")
 try:
     root.open_path(top, "/nothing/here")
 except OSError as error:
+    str(error)
+sys.stdout.write("\\n" + " ".join(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_an_injection_imports_no_more(tmp_path: Path) -> None:
+    """Folders read, a device resolved and injected, a name that is not there: all that is hot of CDI."""
+    spec = {
+        "cdiVersion": "0.5.0",
+        "kind": "acme.test/widget",
+        "devices": [{"name": "0", "containerEdits": {"deviceNodes": [{"path": "/dev/null"}], "env": ["A=1.5"]}}],
+        "containerEdits": {"mounts": [{"hostPath": "/a", "containerPath": "/a", "options": ["bind"]}]},
+    }
+    (tmp_path / "a.json").write_text(json.dumps(spec))
+    (tmp_path / "b.json").write_text("# YAML")
+    program = PROGRAM + INJECTION.replace("FOLDER", repr(str(tmp_path)))
+    names = loaded("cdi.annotations", "cdi.inject", "cdi.registry", program=program)
+    assert names - OURS - COMPILED - BUILT_IN == set()
+
+
+INJECTION = """
+before.update(set(sys.modules))
+from cdi import annotations, inject, registry
+from ldcache.errors import NvhookError
+found = registry.scan([FOLDER], registry.load_plain)
+assert len(found.devices) == len(found.failed) == 1
+names = annotations.devices({{"cdi.k8s.io/a": "acme.test/widget=0"}})
+made = inject.inject({{"mounts": []}}, registry.resolve(found, names))
+assert made["linux"]["devices"][0]["major"] == 1 and len(made["mounts"]) == 1
+try:
+    registry.resolve(found, ["a"])
+except NvhookError as error:
     str(error)
 sys.stdout.write("\\n" + " ".join(sorted(set(sys.modules) - before)))
 """

@@ -146,6 +146,17 @@ def test_a_number_without_json_form_is_refused(value: object) -> None:
         jsontext.dumps(value)
 
 
+def test_members_in_their_order_twice_and_refused() -> None:
+    """`pairs` sees what a dict would hide."""
+    assert jsontext.loads('{"a": 1, "b": {"a": 2}, "a": 3}', pairs=list) == [("a", 1), ("b", [("a", 2)]), ("a", 3)]
+
+    def refuse(pairs: object) -> None:
+        raise ValueError("no objects")
+
+    with pytest.raises(InvalidJson, match="no objects"):
+        jsontext.loads("[{}]", pairs=refuse)
+
+
 def test_a_value_that_holds_itself_is_refused() -> None:
     value: list[object] = []
     value.append(value)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ldcache import cache
+from ldcache import cache, order
 from ldcache.cache import Cache, Entry, InvalidLdCache
 from tests import cachewriter as write
 from tests import stubs
@@ -127,7 +127,7 @@ def test_this_machines_cache() -> None:
     data = MACHINE_CACHE.read_bytes()
     known = cache.parse(data)
     assert cache.serialize(known) == data
-    assert cache.misplaced(known.entries, [cache.libcmp_key(entry.soname) for entry in known.entries]) is None
+    assert order.misplaced(known.entries, [order.libcmp_key(entry.soname) for entry in known.entries]) is None
 
 
 def test_the_h200_hosts_cache(tree: Path) -> None:
@@ -136,7 +136,7 @@ def test_the_h200_hosts_cache(tree: Path) -> None:
     assert cache.serialize(known) == data
     assert len(known.entries) == 520
     assert known.generator == b"ldconfig (Ubuntu GLIBC 2.39-0ubuntu8.9) stable release version 2.39"
-    assert cache.misplaced(known.entries, [cache.libcmp_key(entry.soname) for entry in known.entries]) is None
+    assert order.misplaced(known.entries, [order.libcmp_key(entry.soname) for entry in known.entries]) is None
 
 
 @stubs.needs_ldconfig
@@ -156,7 +156,7 @@ def test_caches_of_the_real_ldconfig(tmp_path: Path, form: str) -> None:
     if form != "old":
         levels = [(entry.hwcaps, entry.level) for entry in known.entries if entry.hwcaps]
         assert levels == [(b"x86-64-v2", 0), (b"x86-64-v3", 2)]
-        assert cache.misplaced(known.entries, [cache.libcmp_key(entry.soname) for entry in known.entries]) is None
+        assert order.misplaced(known.entries, [order.libcmp_key(entry.soname) for entry in known.entries]) is None
     assert b"empty" in known.unused
 
 
@@ -334,6 +334,25 @@ def test_round_trip_of_any_content(rows: list[write.Row], names: set[bytes], ord
     assert [(e.soname, e.path, e.flags) for e in known.entries] == [(r.soname, r.path, r.flags) for r in rows]
 
 
+@given(
+    st.lists(st.builds(write.Row, NAME, NAME, FLAG, st.just(0)), min_size=1, max_size=8),
+    st.sampled_from(["new", "new, 2.32", "combined", "combined, 2.31", "old", "old, sorted"]),
+    st.floats(0, 1, exclude_max=True),
+)
+@settings(max_examples=500)
+def test_any_truncation_of_any_content_is_refused(rows: list[write.Row], form: str, where: float) -> None:
+    data = {
+        "new": lambda: write.new(rows),
+        "new, 2.32": lambda: write.new(rows, generator=None),
+        "combined": lambda: write.combined(rows),
+        "combined, 2.31": lambda: write.combined(rows, generator=None),
+        "old": lambda: write.old(rows),
+        "old, sorted": lambda: write.old(rows, sort=True),
+    }[form]()
+    with pytest.raises(InvalidLdCache):
+        cache.parse(data[: int(len(data) * where)])
+
+
 # What would be too much -------------------------------------------------------------------------------
 
 
@@ -472,111 +491,3 @@ def test_native_flags(elf_class: int, machine: int, e_flags: int, expected: int)
 def test_no_flags_for_an_unknown_machine() -> None:
     with pytest.raises(ValueError, match="64-bit ELF machine 3$"):
         cache.native_flags(64, 3)
-
-
-# Order ----------------------------------------------------------------------------------------------------
-
-
-def int32(value: int) -> int:
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
-
-
-def libcmp(one: bytes, other: bytes, signed: bool = True) -> int:
-    """_dl_cache_libcmp, step by step: negative, zero or positive."""
-    a, b = [*one, 0], [*other, 0]
-    i = j = 0
-    while a[i]:
-        if 48 <= a[i] <= 57 and 48 <= b[j] <= 57:
-            left = right = 0
-            while 48 <= a[i] <= 57:
-                left = int32(left * 10 + a[i] - 48)
-                i += 1
-            while 48 <= b[j] <= 57:
-                right = int32(right * 10 + b[j] - 48)
-                j += 1
-            if left != right:
-                return int32(left - right)
-        elif 48 <= a[i] <= 57:
-            return 1
-        elif 48 <= b[j] <= 57:
-            return -1
-        elif a[i] != b[j]:
-            break
-        else:
-            i += 1
-            j += 1
-    return char(a[i], signed) - char(b[j], signed)
-
-
-def char(byte: int, signed: bool) -> int:
-    return byte - 256 if signed and byte > 127 else byte
-
-
-def sign(value: int) -> int:
-    return (value > 0) - (value < 0)
-
-
-SONAME = st.text(st.sampled_from("ab._-0129~\x01\x7f\x80\xff"), max_size=10).map(lambda text: text.encode("latin-1"))
-
-
-@given(SONAME, SONAME, st.booleans())
-@settings(max_examples=2000, deadline=None)
-def test_libcmp_key(one: bytes, other: bytes, signed: bool) -> None:
-    keys = [cache.libcmp_key(name, signed_char=signed) for name in (one, other)]
-    expected = sign(libcmp(one, other, signed))
-    # A difference of two runs that doesn't fit 32 bits has no order.
-    if not any(len(run) > 9 for run in (one + b" " + other).translate(cache._DIGITS_ONLY).split()):
-        assert (keys[0] > keys[1]) - (keys[0] < keys[1]) == expected
-
-
-@pytest.mark.parametrize(
-    ("greater", "lesser"),
-    [
-        (b"liba.so.10", b"liba.so.9"),
-        (b"liba.so.2", b"liba.so.1.9"),
-        (b"liba.so.1", b"liba.so"),
-        (b"libfoo.so_bak", b"libfoo.so.1"),
-        (b"lib1", b"liba"),
-        (b"lib\x7f", b"lib"),
-        (b"lib", b"lib\x80"),
-        (b"liba.so.2147483647", b"liba.so.2147483646"),
-        (b"liba.so.2147483647", b"liba.so.4294967296"),
-    ],
-)
-def test_libcmp_examples(greater: bytes, lesser: bytes) -> None:
-    assert libcmp(greater, lesser) > 0
-    assert cache.libcmp_key(greater) > cache.libcmp_key(lesser)
-
-
-def test_libcmp_equals() -> None:
-    for one, other in ((b"a.01", b"a.1"), (b"a.0", b"a.00"), (b"a.4294967297", b"a.1")):
-        assert libcmp(one, other) == 0
-        assert cache.libcmp_key(one) == cache.libcmp_key(other)
-    assert cache.libcmp_key(b"lib\x80", signed_char=False) > cache.libcmp_key(b"lib", signed_char=False)
-
-
-def test_signed_char() -> None:
-    assert cache.signed_char([Entry(b"a", b"a", 0x303), Entry(b"a", b"a", 3)])
-    assert not cache.signed_char([Entry(b"a", b"a", 0xA03)])
-
-
-def test_order_of_equal_sonames() -> None:
-    level = cache.HWCAP_EXTENSION
-    ordered = [
-        Entry(b"liba.so", b"/1", 0x303, level, b"x86-64-v2"),
-        Entry(b"liba.so", b"/2", 0x303, level | 3 << 32, b"x86-64-v3"),
-        Entry(b"liba.so", b"/3", 0x303, 3),
-        Entry(b"liba.so", b"/4", 0x303, 1 << 63),
-        Entry(b"liba.so", b"/5", 0x303, 1),
-        Entry(b"liba.so", b"/6", 0x303, osversion=2),
-        Entry(b"liba.so", b"/7", 0x303, osversion=1),
-        Entry(b"liba.so", b"/8", 0x303),
-        Entry(b"liba.so", b"/9", 3),
-        Entry(b"liba.so", b"/10", -1),
-    ]
-    keys = [cache.libcmp_key(entry.soname) for entry in ordered]
-    assert cache.misplaced(ordered, keys) is None
-    for index in range(len(ordered) - 1):
-        swapped = list(ordered)
-        swapped[index], swapped[index + 1] = swapped[index + 1], swapped[index]
-        assert cache.misplaced(swapped, keys) == index + 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from ldcache import cache, merge
+from ldcache import cache, merge, order
 from ldcache.cache import Cache, Entry, InvalidLdCache
 from ldcache.merge import InvalidEntry, UnmergeableLdCache
 from tests import cachewriter as write
@@ -33,7 +34,7 @@ def add(known: Cache, folder: str, new: list[Entry], *, whole: bool = False, win
     merged = merge.merge(known, folder.encode(), new, whole_folder=whole, win=win)
     again = cache.parse(cache.serialize(merged))
     assert again.entries == merged.entries
-    assert cache.misplaced(again.entries, [cache.libcmp_key(e.soname) for e in again.entries]) is None
+    assert order.misplaced(again.entries, [order.libcmp_key(e.soname) for e in again.entries]) is None
     return [e.path for e in merged.entries]
 
 
@@ -252,6 +253,43 @@ def test_nothing_new_gives_the_same_bytes() -> None:
         assert cache.serialize(merge.merge(cache.parse(data), b"/x", [], whole_folder=True, win=True)) == data
 
 
+@pytest.mark.parametrize("form", ["new", "2.32", "combined", "combined, 2.31", "old", "old, sorted"])
+def test_entries_of_other_architectures_are_kept(form: str) -> None:
+    """Each in its place, with its flags; of one soname only that of our flags is replaced."""
+    flags = [0x1003, 0xA03, 0x903, 0x803, 0x503, 0x403, 0x303, 3, 1]
+    rows = [write.row(soname, LIB, each) for soname in ("libz.so.1", "libcuda.so.1") for each in flags]
+    data = {
+        "new": write.new(rows),
+        "2.32": write.new(rows, generator=None),
+        "combined": write.combined(rows),
+        "combined, 2.31": write.combined(rows, generator=None),
+        "old": write.old(rows),
+        "old, sorted": write.old(rows, sort=True),
+    }[form]
+    known = cache.parse(data)
+    for win in (False, True):
+        merged = merge.merge(known, LIB.encode(), [entry("libcuda.so.1")], whole_folder=False, win=win)
+        assert cache.serialize(merged) == data
+        more = merge.merge(known, b"/d", [entry("libcuda.so.1", "/d", 0xA03)], whole_folder=True, win=win)
+        assert [e.flags for e in more.entries] == [*flags, *flags[:1], 0xA03, *flags[2 if win else 1 :]]
+        assert cache.parse(cache.serialize(more)).form == known.form
+
+
+def test_a_cache_of_the_other_byte_order_is_read_and_written_but_not_merged() -> None:
+    """This machine's loader ignores it: our libraries in it would be lost."""
+    other = ">" if sys.byteorder == "little" else "<"
+    for data in (
+        write.new(IMAGE, names=V3, order=other),
+        write.combined(IMAGE, names=V3, order=other),
+        write.old(IMAGE[2:], order=other),
+    ):
+        known = cache.parse(data)
+        assert cache.serialize(known) == data
+        assert cache.serialize(known.replaced(known.entries[:2], known.unused)) != data
+        with pytest.raises(UnmergeableLdCache, match="endian"):
+            merge.merge(known, b"/x", [], whole_folder=True, win=False)
+
+
 def test_into_an_empty_cache() -> None:
     new = [entry("libcuda.so"), entry("libcuda.so.1"), entry("libcuda.so.1", "/usr/lib/i386-linux-gnu", 3)]
     assert add(cache.empty(), LIB, new, win=True) == [new[1].path, new[2].path, new[0].path]
@@ -373,7 +411,7 @@ def test_runs_of_digits_beyond_32_bits() -> None:
         Entry(b"a" * 256, b"/d/a", 0x303),
         Entry(b"a", b"/" * 4096, 0x303),
         Entry(b"a", b"/d/a", 1 << 31),
-        Entry(b"a", b"/d/a", 0x303, hwcap=1 << 50),
+        Entry(b"a", b"/d/a", 0x303, hwcap=1 << 64),
         Entry(b"a", b"/d/a", 0x303, hwcap=LEVEL),
         Entry(b"a", b"/d/a", 0x303, hwcaps=b"x86-64-v3"),
         Entry(b"a", b"/d/a", 0x303, hwcap=LEVEL | 32 << 32, hwcaps=b"x86-64-v3"),

@@ -22,7 +22,15 @@ SOURCE_SUFFIXES = {".c", ".h", ".py", ".pyi", ".sh", ".toml", ".json.in"}
 RECORDED = "tests/data/"
 
 # Hosts that a file may name: those of standards and projects that the text refers to.
-HOSTS_NAMED = {"www.apache.org", "example.com", "example.org", "github.com", "keepachangelog.com", "semver.org"}
+HOSTS_NAMED = {
+    "www.apache.org",
+    "example.com",
+    "example.org",
+    "github.com",
+    "json-schema.org",
+    "keepachangelog.com",
+    "semver.org",
+}
 
 # Where somebody's checkout or interpreter lies. Split, or this file would hold them itself.
 PRIVATE_PLACES = [re.compile(pattern) for pattern in (r"/wor" r"k/", r"/ro" r"ot/\w", r"\.py" r"env", r"/op" r"t/nvd")]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cdi.names and cdi.spec: the rules that readers of CDI files apply, and the files that we write."""
+"""cdi.names, cdi.validate and cdi.spec: the rules that readers of CDI files apply, and the files that we write.
+
+The corpus of verdicts is in test_cdi_corpus.py.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi import names, spec
+from cdi import names, reader, spec, versions
 from ldcache.errors import NvhookError
 
 TREE = Path(__file__).resolve().parents[2]
-
-# Specs with the verdicts of seven releases of the Go library; beside the checkout, where there is one.
-CORPUS = TREE.parent / "shared/data/cdi"
-
-# Where we ask for more than the library: it guesses at letter case, and makes strings of numbers.
-STRICTER = {
-    "devname-number-json",
-    "field-case-insensitive-additionalGIDs",
-    "field-case-insensitive-CDIVERSION",
-    "anno-value-bool",
-}
-
-needs_corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason="needs the corpus of CDI specs beside the checkout")
 
 
 def minimal(**members: Any) -> dict[str, Any]:
@@ -89,32 +79,6 @@ def test_what_is_no_qualified_name(name: str) -> None:
 # --- rules
 
 
-@needs_corpus
-def test_names_of_the_corpus() -> None:
-    for case in json.loads((CORPUS / "names.json").read_text())["qualified_names"]:
-        if case["valid"]:
-            assert names.parse_qualified(case["device"]) == (case["vendor"], case["class"], case["name"])
-        else:
-            with pytest.raises(names.InvalidName):
-                names.parse_qualified(case["device"])
-
-
-@needs_corpus
-def test_specs_of_the_corpus() -> None:
-    """The verdicts of release 1.1.0, the newest that engines carry, and the versions it computes."""
-    cases = json.loads((CORPUS / "cases.json").read_text())
-    verdicts = {case["name"]: case["valid_by_library"]["1.1.0"] is True for case in cases}
-    ours = {case["name"]: not spec.problems(case["spec"]) for case in cases}
-    assert {name for name in ours if ours[name] != verdicts[name]} == STRICTER
-    assert all(verdicts[name] for name in STRICTER)
-    versions = {
-        case["name"]: (spec.minimum_version(case["spec"]), case["min_version"])
-        for case in cases
-        if case.get("min_version") is not None and case["name"] not in STRICTER
-    }
-    assert [name for name, (computed, expected) in versions.items() if computed != expected] == []
-
-
 @pytest.mark.parametrize(
     ("made", "version"),
     [
@@ -136,7 +100,7 @@ def test_specs_of_the_corpus() -> None:
     ],
 )
 def test_minimum_version(made: dict[str, Any], version: str) -> None:
-    assert spec.minimum_version(made) == version
+    assert versions.minimum_version(made) == version
 
 
 def test_one_version_too_low_is_refused() -> None:
@@ -200,7 +164,7 @@ def test_a_written_spec_reads_back(form: spec.Format) -> None:
         cdiVersion="0.5.0", devices=devices, containerEdits={"env": [text for text in text_env if text[0] != "="]}
     )
     text = spec.serialise(made, form)
-    assert spec.parse(text) == made
+    assert reader.parse(text) == made
     if form == "json":
         assert json.loads(text) == made
     else:
@@ -249,12 +213,6 @@ def test_without_libyaml_the_text_is_the_same(tmp_path: Path) -> None:
         for which in ("with", "without")
     ]
     assert outs[0] == outs[1] != ""
-
-
-@pytest.mark.parametrize("text", ["{", "a: [", "\0", "\t- a"])
-def test_what_is_no_yaml(text: str) -> None:
-    with pytest.raises(ValueError):
-        spec.parse(text)
 
 
 # --- the file
