@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from cdi import VERSION
-from cdi.host import driver, files, fingerprint, gpus, libraries, nodes, nvml, store
+from cdi.host import config, driver, files, fingerprint, gpus, libraries, nodes, nvml, settings, store
 from cdi.host.store import Options
 from ldcache import root
 from ldcache.errors import NvhookError
@@ -22,7 +22,7 @@ from ldcache.errors import NvhookError
 # A GPU that could not be powered up is looked at again after this many seconds.
 FAULT_PAUSE = 60.0
 
-NVML_MODES = ("never", "auto", "always")
+NVML_MODES = ("never", "auto", "facts", "always")
 
 
 def gather(options: Options, folder: int | None = None, previous: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -51,10 +51,13 @@ def _gather(root_fd: int, options: Options, folder: int | None, previous: dict[s
     recorder.kernel()
     loaded = driver.read(root_fd, options.host_root)
     host = fingerprint.Base(root_fd, "")
-    base = _base(recorder, host, options.driver_root, "driver root")
-    dev = _base(recorder, host, options.dev_root, "dev root")
+    for path in (settings.OURS, settings.NVIDIAS):
+        recorder.file(host, path)
+    configured = config.read(root_fd)
+    places = options.to_json(settings.of({"config": configured}))
+    base = _base(recorder, host, places["driver_root"], "driver root")
+    dev = _base(recorder, host, places["dev_root"], "dev root")
     try:
-        recorder.file(host, "/etc/nvhook/config.toml")
         found, faults = gpus.read(root_fd)
         parts = libraries.read(recorder, loaded, base, host, options.library_search_path)
         node_list, node_warnings = nodes.read(recorder, dev, found)
@@ -62,7 +65,8 @@ def _gather(root_fd: int, options: Options, folder: int | None, previous: dict[s
         result: dict[str, Any] = {
             "schema": store.SCHEMA,
             "nvhook": VERSION,
-            "options": options.to_json(),
+            "options": places,
+            "config": configured,
             "driver": loaded.to_json(None),
             "gpus": [gpu.to_json() for gpu in found],
             "faults": [fault.to_json() for fault in faults],
@@ -72,7 +76,7 @@ def _gather(root_fd: int, options: Options, folder: int | None, previous: dict[s
             "firmware": files.firmware(recorder, base, host, parts.folders, loaded.version),
             "sockets": socket_list,
             "nodes": node_list,
-            "warnings": parts.warnings + node_warnings + socket_warnings,
+            "warnings": configured["warnings"] + parts.warnings + node_warnings + socket_warnings,
         }
     finally:
         for one in (base, dev):
@@ -100,14 +104,23 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
     try:
         if _module(previous) != _module(result):
             return
-        cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: gpu["uuid"] for gpu in previous["gpus"]}
+        cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: _told(gpu) for gpu in previous["gpus"]}
     except (KeyError, TypeError, IndexError):
         # Somebody edited it; it is of no use then.
         return
     result["driver"]["cuda"] = cuda
     for gpu in result["gpus"]:
-        if gpu["uuid"] is None:
-            gpu["uuid"] = known.get(gpu["bus_id"])
+        _learn(gpu, known.get(gpu["bus_id"], {}))
+
+
+def _told(gpu: dict[str, Any]) -> dict[str, Any]:
+    """What NVML alone may have told of a GPU."""
+    return {name: gpu[name] for name in ("uuid", "arch", "brand")}
+
+
+def _learn(gpu: dict[str, Any], told: dict[str, Any]) -> None:
+    """Add that to what is not known otherwise."""
+    gpu.update({name: value for name, value in told.items() if gpu[name] is None})
 
 
 def _module(inventory: dict[str, Any]) -> list[Any]:
@@ -116,8 +129,10 @@ def _module(inventory: dict[str, Any]) -> list[Any]:
 
 def _ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> None:
     forced = options.nvml == "always"
-    asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or gpu["uuid"] is None]
-    if options.nvml == "never" or not (asked or forced):
+    more = options.nvml == "facts" and result["driver"]["cuda"] is None
+    wanted = ("uuid", "arch", "brand") if options.nvml == "facts" else ("uuid",)
+    asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or any(gpu[name] is None for name in wanted)]
+    if options.nvml == "never" or not (asked or forced or more):
         return
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
@@ -131,7 +146,8 @@ def _ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> N
     answer = nvml.ask(path, asked, options.nvml_timeout, back_off, force=forced)
     result["driver"]["cuda"] = answer.cuda or result["driver"]["cuda"]
     for gpu in result["gpus"]:
-        gpu["uuid"] = gpu["uuid"] or answer.uuids.get(gpu["bus_id"])
+        _learn(gpu, answer.facts.get(gpu["bus_id"], {}))
+        _learn(gpu, {"uuid": answer.uuids.get(gpu["bus_id"])})
     result["warnings"] += answer.warnings
 
 
@@ -172,6 +188,8 @@ def current(options: Options, refresh: bool = False, lock_held: bool = False) ->
 def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
     if store.stale(root_fd, kept, options) is not None or options.nvml == "always":
         return False
+    if options.nvml == "facts":
+        return store.has_facts(kept)
     return options.nvml == "never" or store.has_uuids(kept)
 
 
@@ -179,7 +197,7 @@ def add_root_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of every command that looks at a host."""
     add = parser.add_argument
     add("--host-root", type=os.path.abspath, default="/", metavar="DIR", help="the folder that stands for the host's /")
-    add("--driver-root", type=host_path, default="/", metavar="DIR", help="where the driver's files lie, on the host")
+    add("--driver-root", type=host_path, metavar="DIR", help="where the driver's files lie; default: as configured")
     add("--dev-root", type=host_path, metavar="DIR", help="where /dev lies, on the host; default: the driver root")
     add(
         "--library-search-path",
@@ -189,7 +207,12 @@ def add_root_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder of the driver's libraries, looked into first; repeatable",
     )
-    add("--nvml", choices=NVML_MODES, default="auto", help="auto: only for UUIDs the kernel lacks")
+    add(
+        "--nvml",
+        choices=NVML_MODES,
+        default="auto",
+        help="auto: only for UUIDs the kernel lacks; facts: for architecture and brand besides",
+    )
     add("--nvml-timeout", type=seconds, default=10.0, metavar="S", help="for each answer of NVML; default: 10")
 
 
