@@ -132,7 +132,7 @@ def _hook(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
 
     The launcher takes its verb from args[0], whatever file `hook_path` is.
     """
-    arguments = [HOOK_NAME]
+    arguments = [HOOK_NAME, "--driver", inventory["driver"]["version"]]
     for target, link in _links(inventory):
         arguments += ["--link", f"{target}::{link}"]
     for folder in dict.fromkeys(library["folder"] for library in _libraries(inventory)):

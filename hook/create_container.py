@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import posix
 
-from hook import namespace, state, steps
+from hook import loader, namespace, state, steps
 from hook.plan import Plan
 from hook.start import say
-from ldcache import cache, elf, kernel, root
+from ldcache import cache, imagescan, kernel
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hook.state import Container
+    from ldcache import elf
 
-USAGE = "usage: nvhook create-container [--link TARGET::LINK]... [--folder FOLDER]... < STATE"
+USAGE = "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... < STATE"
 LIBRARIES_MAX = 1024
 
 
@@ -29,12 +30,15 @@ def main(argv: list[str]) -> int:
     """The hook. The container's state comes on stdin; a part that this version does not know is warned of."""
     links: list[tuple[str, str]] = []
     folders: list[str] = []
+    driver = ""
     for option, value in pairs(argv):
         target, separator, path = value.partition("::")
         if option == "--link" and separator and path.startswith("/"):
             links.append((path, target))
         elif option == "--folder" and value.startswith("/"):
-            folders.append(value)
+            folders.append(value.rstrip("/") or "/")
+        elif option == "--driver" and value:
+            driver = value
         else:
             warn(f"left out what this version does not know: {option} {value}")
     container = state.read_container()
@@ -45,7 +49,7 @@ def main(argv: list[str]) -> int:
     place = namespace.Namespace()
     place.open_base(container.root_path)
     posix.umask(0)
-    finish(container, place, links, folders)
+    finish(container, place, links, folders, driver)
     for warning in place.warnings:
         warn(warning)
     return 0
@@ -68,13 +72,23 @@ def warn(text: str) -> None:
     say(f"nvhook: warning: {text}\n")
 
 
-def finish(container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str]) -> None:
-    """Make the links and merge the cache; a failure takes back what was made."""
+def finish(
+    container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str], driver: str
+) -> None:
+    """Make the links and merge the cache; a failure takes back what was made. Without a driver's version there is no
+    forward compatibility."""
     plan = Plan()
     for path, target in links:
         plan.link(path, target)
     for folder in folders:
-        libraries(container, place, plan, folder.rstrip("/"))
+        libraries(container, place, plan, folder)
+    if folders:
+        facts = loader.probe(place.base)
+        if facts.glibc and driver:
+            loader.forward(plan, place.base, driver)
+        paths = [str(mount.get("destination", "")) for mount in container.mounts]
+        loader.complete(plan, place.base, facts, folders, paths)
+    place.warnings += plan.warnings
     steps.run(steps.steps(plan, container), place)
 
 
@@ -85,7 +99,7 @@ def libraries(container: Container, place: namespace.Namespace, plan: Plan, fold
         path = str(mount.get("destination", ""))
         if not path.startswith(folder + "/") or ".so" not in path.rpartition("/")[2]:
             continue
-        facts = read(place.base, path)
+        facts = imagescan.read_facts(place.base, path)
         if facts is None or facts.soname is None or not known_machine(facts):
             continue
         soname = facts.soname.decode("utf-8", "surrogateescape")
@@ -102,17 +116,3 @@ def known_machine(facts: elf.ElfFacts) -> bool:
     except ValueError:
         return False
     return True
-
-
-def read(base: int, path: str) -> elf.ElfFacts | None:
-    """ELF facts of a mounted file; None for what is no library."""
-    try:
-        fd = root.open_file(base, path, stored=True)
-    except OSError:
-        return None
-    try:
-        return elf.read(fd)
-    except (elf.InvalidElf, OSError):
-        return None
-    finally:
-        posix.close(fd)

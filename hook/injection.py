@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from cdi.host import store
-from hook import layout, namespace, selection, steps
+from hook import layout, loader, namespace, selection, steps
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -28,11 +28,12 @@ def inject(container: Container, wanted: Request, host_root: str) -> list[str]:
     place = namespace.Namespace()
     place.open(container)
     outside = place.outside(container)
-    todo = steps.steps(make_plan(container, chosen, outside), container)
+    plan = make_plan(container, chosen, outside)
+    place.warnings += plan.warnings
+    todo = steps.steps(plan, container)
     posix.close(outside)
     posix.umask(0)
-    for step in todo:
-        step.prepare(host, place)
+    todo = steps.prepare(todo, host, place)
     place.enter(container.root_path)
     steps.run(todo, place)
     return place.warnings
@@ -63,7 +64,15 @@ def choose(host: int, host_root: str, wanted: Request) -> Selection:
 
 def make_plan(container: Container, chosen: Selection, base: int) -> Plan:
     """The Plan for a container whose root `base` is open on."""
-    plan = layout.layout(chosen, layout.probe(base, container.env))
+    target = layout.probe(base, container.env)
+    plan = layout.layout(chosen, target)
+    facts = loader.probe(base)
+    if facts.glibc and any(library["soname"] == "libcuda.so.1" for library in chosen.libraries):
+        loader.forward(plan, base, chosen.driver_version)
+    folders = [target.library_folder]
+    if any(library["class"] == 32 for library in chosen.libraries):
+        folders.append(target.library_folder_32)
+    loader.complete(plan, base, facts, folders, [mount["containerPath"] for mount in plan.mounts])
     # Where nothing below /proc is masked (`--privileged`, `procMount: Unmasked`), a mount over a part of it would
     # make the kernel refuse proc mounts in nested user namespaces.
     if not any(path.startswith("/proc/") for path in container.masked_paths):

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import posix
 
+from hook import loader
+from hook.loader import TRIPLETS
 from hook.plan import Plan
-from hook.selection import DATA_OPTIONS, LIBRARY_OPTIONS, SOCKET_OPTIONS
+from hook.selection import DATA_OPTIONS, LIBRARY_OPTIONS, NEEDED_LIBRARIES, SOCKET_OPTIONS
 from ldcache import root
 
 TYPE_CHECKING = False
@@ -19,10 +21,8 @@ if TYPE_CHECKING:
 
     from hook.selection import Selection
 
-TRIPLETS = {
-    "x86_64": ("x86_64-linux-gnu", "i386-linux-gnu"),
-    "aarch64": ("aarch64-linux-gnu", "arm-linux-gnueabihf"),
-}
+# A GPU does its work without these nodes: they are for debuggers and for displays.
+OPTIONAL_ROLES = ("uvm-tools", "drm")
 PROGRAMS = "/usr/bin"
 # Each folder that is missing costs a descriptor until the end.
 DEPTH_MAX = 16
@@ -43,24 +43,25 @@ def probe(base: int, env: dict[str, str], machine: str | None = None) -> Target:
     """The Target of the container root that `base` is open on.
 
     Debian and its descendants keep libraries below the multiarch triplet; a root without
-    /etc/debian_version that has the triplet's folder was made of Debian's files. Everybody else: /usr/lib64.
+    /etc/debian_version that has its C library there was made of Debian's files (distroless, where /usr need not be
+    merged). musl searches /usr/lib. Everybody else: /usr/lib64, by its name /usr/lib where that is the same (Arch).
     """
-    triplet, triplet_32 = TRIPLETS.get(machine or posix.uname().machine, ("", ""))
-    multiarch = f"/usr/lib/{triplet}"
-    if triplet and (root.exists(base, "/etc/debian_version") or root.exists(base, f"{multiarch}/libc.so.6")):
-        return Target(multiarch, f"/usr/lib/{triplet_32}", program_folder(env))
-    return Target("/usr/lib64", _other_library_folder_32(base), program_folder(env))
+    machine = machine or posix.uname().machine
+    if loader.is_musl(base, machine):
+        return Target("/usr/lib", "/usr/lib32", program_folder(env))
+    triplet, triplet_32 = TRIPLETS.get(machine, ("", ""))
+    debian = [f"/usr/lib/{triplet}/libc.so.6", f"/lib/{triplet}/libc.so.6", "/etc/debian_version"]
+    if triplet and any(root.exists(base, path) for path in debian):
+        return Target(f"/usr/lib/{triplet}", f"/usr/lib/{triplet_32}", program_folder(env))
+    folder = "/usr/lib" if loader.same_place(base, "/usr/lib", "/usr/lib64") else "/usr/lib64"
+    return Target(folder, _other_library_folder_32(base), program_folder(env))
 
 
 def _other_library_folder_32(base: int) -> str:
     # libnvidia-container's rule: /usr/lib32, else /usr/lib unless that is /usr/lib64 under another name.
     if root.exists(base, "/usr/lib32") or not root.exists(base, "/usr/lib"):
         return "/usr/lib32"
-    if root.exists(base, "/usr/lib64"):
-        one, other = root.stat(base, "/usr/lib"), root.stat(base, "/usr/lib64")
-        if (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino):
-            return "/usr/lib32"
-    return "/usr/lib"
+    return "/usr/lib32" if loader.same_place(base, "/usr/lib", "/usr/lib64") else "/usr/lib"
 
 
 def program_folder(env: dict[str, str]) -> str:
@@ -83,18 +84,18 @@ def layout(selection: Selection, target: Target) -> Plan:
     for library in selection.libraries:
         _library(plan, library, target.library_folder if library["class"] == 64 else target.library_folder_32)
     for program in selection.programs:
-        plan.mount(program["path"], f"{target.program_folder}/{program['name']}", LIBRARY_OPTIONS)
+        plan.mount(program["path"], f"{target.program_folder}/{program['name']}", LIBRARY_OPTIONS, False)
     for item in selection.files:
-        plan.mount(item["path"], item["container_path"], DATA_OPTIONS)
+        plan.mount(item["path"], item["container_path"], DATA_OPTIONS, False)
         folder, name = root.split(item["container_path"])
         for link in item["links"]:
             plan.link(f"{folder}/{link}", name)
     for item in selection.firmware:
-        plan.mount(item["path"], item["container_path"], DATA_OPTIONS)
+        plan.mount(item["path"], item["container_path"], DATA_OPTIONS, False)
     for socket in selection.sockets:
-        plan.mount(socket["path"], socket["container_path"], SOCKET_OPTIONS)
+        plan.mount(socket["path"], socket["container_path"], SOCKET_OPTIONS, False)
     for node in selection.nodes:
-        plan.node(node)
+        plan.node(node, node["role"] not in OPTIONAL_ROLES)
     plan.proc_mask = [gpu["bus_id"] for gpu in selection.gpus]
     return plan
 
@@ -102,7 +103,8 @@ def layout(selection: Selection, target: Target) -> Plan:
 def _library(plan: Plan, library: dict[str, Any], folder: str) -> None:
     """One real file, the link that its SONAME asks for, and the further names that something opens."""
     name, soname = library["name"], library["soname"]
-    plan.mount(library["path"], f"{folder}/{name}", LIBRARY_OPTIONS)
+    needed = library["class"] == 64 and soname in NEEDED_LIBRARIES.values()
+    plan.mount(library["path"], f"{folder}/{name}", LIBRARY_OPTIONS, needed)
     if soname != name:
         plan.link(f"{folder}/{soname}", name)
     plan.cache_entry(soname, f"{folder}/{soname}", library["class"], library["machine"])

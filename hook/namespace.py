@@ -85,17 +85,31 @@ class Namespace:
     What is made in it is remembered with its inverse: `undo` takes everything back, newest first.
     """
 
-    __slots__ = ("_back", "_numbers", "_table", "_target", "base", "base_mount", "ids", "warnings")
+    __slots__ = (
+        "_back",
+        "_numbers",
+        "_table",
+        "_target",
+        "_writable",
+        "base",
+        "base_mount",
+        "ids",
+        "missing",
+        "warnings",
+    )
 
     def __init__(self) -> None:
         self.base = -1
         self.base_mount = -1
         self.ids = (0, 0)
         self.warnings: list[str] = []
+        # Container paths of optional mounts that were left out.
+        self.missing: set[str] = set()
         self._back: list[Callable[[], None]] = []
         self._numbers = posix.open("/proc/self/fd", root.PATH)
         self._table: mounts.MountTable | None = None
         self._target = -1
+        self._writable = -1
 
     def open(self, container: Container) -> None:
         """Take hold of the namespace from outside. Raises NvhookError, also where it is our own."""
@@ -162,10 +176,14 @@ class Namespace:
         """Add an inverse to what `undo` will do."""
         self._back.append(inverse)
 
-    def undo(self) -> list[str]:
-        """Take everything back, newest first; what could not be taken back, in words."""
+    def mark(self) -> int:
+        """A savepoint for `undo`."""
+        return len(self._back)
+
+    def undo(self, to: int = 0) -> list[str]:
+        """Take everything since the savepoint back, newest first; what could not be taken back, in words."""
         failures = []
-        while self._back:
+        while len(self._back) > to:
             try:
                 self._back.pop()()
             except OSError as error:
@@ -191,8 +209,29 @@ class Namespace:
         if own and not self._mounts().is_foreign(posix.fstat(folder).st_dev):
             return
         name = root.name_of(self.base, folder)
-        what = f"{name} in the container is a mount from elsewhere; nvhook makes no files in it"
+        kind = "read-only mount" if posix.fstatvfs(folder).f_flag & posix.ST_RDONLY else "mount"
+        what = f"{name} in the container is a {kind} from elsewhere; nvhook makes no files in it"
         raise NvhookError(what, f"mount something else over {name}, or put the driver's files there yourself")
+
+    def writable(self, folder: int) -> int:
+        """A descriptor of the same folder to create in, which the caller keeps; refused as in `may_create`.
+
+        crun up to 1.25 has made a read-only root read-only before createContainer hooks run. A clone of its mount
+        without that flag, attached nowhere, still takes new names.
+        """
+        self.may_create(folder)
+        if kernel.mount_id(folder) != self.base_mount or not posix.fstatvfs(self.base).f_flag & posix.ST_RDONLY:
+            return posix.dup(folder)
+        if self._writable < 0:
+            clone = kernel.open_tree(self.base)
+            kernel.mount_setattr(clone, 0, clear=kernel.MOUNT_ATTR_RDONLY, propagation=kernel.MS_PRIVATE)
+            self._writable = clone
+        twin = root.open_path(self._writable, root.name_of(self.base, folder))
+        one, other = posix.fstat(folder), posix.fstat(twin)
+        if (one.st_dev, one.st_ino) != (other.st_dev, other.st_ino):
+            posix.close(twin)
+            raise kernel.error("open", errno.EROFS, root.name_of(self.base, folder))
+        return twin
 
     def _keep_inside(self, target: int, path: str) -> None:
         """Refuse a target whose mount hands on what is mounted on it: an `rshared` volume takes it to the host,
@@ -243,41 +282,47 @@ class Namespace:
             raise creation_error(error, path) from error
 
     def _make_folder(self, parent: int, name: str) -> None:
-        self.may_create(parent)
         # What can run out is taken first, so that nothing made is ever without its inverse.
-        kept = posix.dup(parent)
-        self.create(lambda: posix.mkdir(name, FOLDER_MODE, dir_fd=parent))
+        kept = self.writable(parent)
+        self.create(lambda: posix.mkdir(name, FOLDER_MODE, dir_fd=kept))
         self.remember(lambda: posix.rmdir(name, dir_fd=kept))
-        self.give(name, parent)
+        self.give(name, kept)
 
     def placeholder(self, folder: int, name: str) -> int:
         """A new empty file to mount on; FileExistsError if there is something by that name."""
-        self.may_create(folder)
         flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_WRONLY | posix.O_CLOEXEC
-        fd: int = self.make(folder, name, lambda: posix.open(name, flags, PLACEHOLDER_MODE, dir_fd=folder))
-        self.give(name, folder)
-        return fd
+        fd: int = self.make(folder, name, lambda kept: posix.open(name, flags, PLACEHOLDER_MODE, dir_fd=kept))
+        if self._writable < 0:
+            return fd
+        # What was made through the clone is on a mount of nowhere.
+        posix.close(fd)
+        return posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=folder)
 
-    def make(self, folder: int, name: str, action: Callable[[], Any]) -> Any:
-        """Run an action that makes `name` in a folder; `undo` will unlink that."""
-        kept = posix.dup(folder)
-        made = self.create(action)
+    def make(self, folder: int, name: str, action: Callable[[int], Any]) -> Any:
+        """Run an action that makes `name` in the folder that it is given; `undo` will unlink that."""
+        kept = self.writable(folder)
+        made = self.create(lambda: action(kept))
         self.remember(lambda: posix.unlink(name, dir_fd=kept))
+        self.give(name, kept)
         return made
 
-    def swap(self, folder: int, name: str, make: Callable[[str], None]) -> None:
-        """Put what `make(temporary name)` makes in the place of `name`, by rename; the caller knows the way back."""
-        self.may_create(folder)
-        temporary = unused(folder, name)
+    def swap(self, folder: int, name: str, make: Callable[[int, str], None]) -> None:
+        """Put what `make(folder, temporary name)` makes in the place of `name`, by rename; the caller knows the way
+        back."""
+        kept = self.writable(folder)
         try:
-            make(temporary)
-            posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
+            temporary = unused(kept, name)
             try:
-                posix.unlink(temporary, dir_fd=folder)
-            except FileNotFoundError:
-                pass
-            raise
+                make(kept, temporary)
+                posix.rename(temporary, name, src_dir_fd=kept, dst_dir_fd=kept)
+            except BaseException:
+                try:
+                    posix.unlink(temporary, dir_fd=kept)
+                except FileNotFoundError:
+                    pass
+                raise
+        finally:
+            posix.close(kept)
 
     def attach(self, mount: int, target: int, path: str) -> None:
         """Move a detached mount on a target in the container."""

@@ -2,7 +2,8 @@
 """The Plan: what will be done to one container, before anything is.
 
 Hot. `edits` is a CDI containerEdits value (CDI specification, "containerEdits"); `finish` is what those
-cannot say: links, loader-cache entries, the proc mask. Host paths are names below the host root.
+cannot say: links, loader-cache entries, what the image's loader is told, the proc mask. Host paths are names
+below the host root.
 """
 
 from __future__ import annotations
@@ -13,24 +14,65 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """Edits and finish. `proc_mask` holds the bus ids left visible, or None where no mask is set."""
+    """Edits and finish. `proc_mask` holds the bus ids left visible, or None where no mask is set.
 
-    __slots__ = ("cache_entries", "links", "mounts", "nodes", "proc_mask")
+    `optional` are the container paths of what may fail without ending the start, `covers` the links in whose
+    place the library itself is mounted. `cache_needed`: without the cache the loader finds nothing of ours.
+    `drop_in` are the folders of our file in ld.so.conf.d, `drop_in_line` whether ld.so.conf must be told of it
+    first, `drop_in_there` whether an earlier start has left one. `musl_path` is musl's path file, or "", and
+    `musl_folders` what has to stand in it.
+    """
+
+    __slots__ = (
+        "cache_entries",
+        "cache_needed",
+        "compat_folder",
+        "compat_reason",
+        "covers",
+        "drop_in",
+        "drop_in_line",
+        "drop_in_there",
+        "links",
+        "mounts",
+        "musl_folders",
+        "musl_path",
+        "nodes",
+        "optional",
+        "proc_mask",
+        "stale_folders",
+        "warnings",
+    )
 
     def __init__(self) -> None:
+        self.cache_needed = False
+        self.compat_folder = ""
+        self.compat_reason = ""
+        self.covers: set[str] = set()
+        self.drop_in: list[str] = []
+        self.drop_in_line = False
+        self.drop_in_there = False
+        self.musl_folders: list[str] = []
+        self.musl_path = ""
+        self.optional: set[str] = set()
+        self.stale_folders: list[str] = []
+        self.warnings: list[str] = []
         self.nodes: list[dict[str, Any]] = []
         self.mounts: list[dict[str, Any]] = []
         self.links: list[dict[str, str]] = []
         self.cache_entries: list[dict[str, Any]] = []
         self.proc_mask: list[str] | None = None
 
-    def mount(self, host_path: str, container_path: str, options: tuple[str, ...]) -> None:
+    def mount(self, host_path: str, container_path: str, options: tuple[str, ...], needed: bool = True) -> None:
         """Bind a host file; a second one for the same place is dropped, as one name can show one file."""
         if all(mount["containerPath"] != container_path for mount in self.mounts):
             self.mounts.append({"hostPath": host_path, "containerPath": container_path, "options": list(options)})
+            if not needed:
+                self.optional.add(container_path)
 
-    def node(self, node: dict[str, Any]) -> None:
+    def node(self, node: dict[str, Any], needed: bool = True) -> None:
         """A device node of the inventory. Reading and writing is all that the driver's user space does."""
+        if not needed:
+            self.optional.add(node["path"])
         entry = {"path": node["path"]}
         if node["host_path"] != node["path"]:
             entry["hostPath"] = node["host_path"]
@@ -55,4 +97,16 @@ class Plan:
     def finish(self) -> dict[str, Any]:
         """The rest, as `nvhook plan` prints it."""
         mask = None if self.proc_mask is None else {"gpus": self.proc_mask}
-        return {"links": self.links, "loader_cache": self.cache_entries, "proc_mask": mask}
+        links = [link | {"covered": True} if link["path"] in self.covers else link for link in self.links]
+        search: dict[str, Any] = {"drop_in": self.drop_in, "stale_folders": self.stale_folders}
+        if self.musl_path:
+            search = {"musl_path": self.musl_path, "folders": self.musl_folders}
+        compat = {"used": bool(self.compat_folder), "folder": self.compat_folder or None, "reason": self.compat_reason}
+        return {
+            "links": links,
+            "loader_cache": self.cache_entries,
+            "search": search,
+            "forward_compatibility": compat if self.compat_reason else None,
+            "proc_mask": mask,
+            "warnings": self.warnings,
+        }

@@ -2,8 +2,8 @@
 """The steps that put a Plan into a live namespace; each describes itself, and leaves nothing half done twice.
 
 Hot. `steps(plan)` makes the list in the order of execution: what can fail for reasons outside comes first,
-what leaves names in the image's layer last. Every step looks before it acts: done already, it does nothing,
-so a second run changes nothing more. Inverses are remembered by the Namespace.
+what leaves names in the image's layer last. Every step looks before it acts, so that a second run changes nothing
+more. One that is optional is taken back alone where it fails.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import errno
 import posix
 
-from hook import cgroup
+from hook import cgroup, files, search
 from hook.namespace import NODE_OPTIONS, clone, creation_error
-from ldcache import cache, kernel, merge, root
+from hook.step import Step
+from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
     from hook.state import Container
 
 DRIVER_FOLDER = "/proc/driver/nvidia"
-CACHE_PATH = "/etc/ld.so.cache"
-CACHE_MAX = 16 << 20
 COPIED = ("version", "registry", "params")
 MASK_OPTIONS = (("mode", "0555"), ("size", "256k"), ("nr_inodes", "256"))
 MASK_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC
@@ -36,23 +35,6 @@ GPU_FOLDER_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 def identity(status: posix.stat_result) -> tuple[int, int]:
     """What makes a file this file."""
     return status.st_dev, status.st_ino
-
-
-class Step:
-    """One thing to do. `prepare` runs before the namespace is entered, `execute` after."""
-
-    __slots__ = ()
-
-    def describe(self) -> str:
-        """One line for `nvhook plan`."""
-        raise NotImplementedError
-
-    def prepare(self, host: int, namespace: Namespace) -> None:
-        """Take what is needed of the host, which is out of reach later."""
-
-    def execute(self, namespace: Namespace) -> None:
-        """Do it. Raises NvhookError or OSError; what was done so far is remembered for undo."""
-        raise NotImplementedError
 
 
 class Rules(Step):
@@ -148,10 +130,12 @@ class Mask(Step):
 class Node(Step):
     """A device node: made where the container's /dev is its own tmpfs, else the host's node mounted."""
 
-    __slots__ = ("clone", "host_dev", "host_path", "node")
+    __slots__ = ("clone", "host_dev", "host_path", "makes", "node", "optional")
 
-    def __init__(self, node: dict[str, Any]) -> None:
+    def __init__(self, node: dict[str, Any], optional: bool) -> None:
         self.node = node
+        self.optional = optional
+        self.makes: str = node["path"]
         self.clone = -1
         self.host_path: str = node.get("hostPath", node["path"])
         self.host_dev = (-1, -1)
@@ -229,10 +213,12 @@ class Mount(Step):
     """A host file or folder, bound in the container. Each mount is of a clone of its own: moved once, a clone
     would only move again, away from where it was."""
 
-    __slots__ = ("clone", "container_path", "host_path", "options")
+    __slots__ = ("clone", "container_path", "host_path", "makes", "optional", "options")
 
-    def __init__(self, mount: dict[str, Any]) -> None:
+    def __init__(self, mount: dict[str, Any], optional: bool) -> None:
         self.clone = -1
+        self.optional = optional
+        self.makes: str = mount["containerPath"]
         self.host_path: str = mount["hostPath"]
         self.container_path: str = mount["containerPath"]
         self.options = tuple(mount["options"])
@@ -288,19 +274,26 @@ class Mount(Step):
 
 
 class Link(Step):
-    """A symbolic link. A file of the image by that name is covered with the library that the link leads to."""
+    """A symbolic link. A file of the image by that name is covered with the library that the link leads to; with
+    `cover` the library is mounted by that name in any case."""
 
-    __slots__ = ("library", "path", "target")
+    __slots__ = ("cover", "library", "optional", "path", "target")
 
-    def __init__(self, path: str, target: str, library: str) -> None:
+    def __init__(self, path: str, target: str, library: str, optional: bool = False, cover: bool = False) -> None:
         self.path = path
         self.target = target
         self.library = library
+        self.optional = optional
+        self.cover = cover
 
     def describe(self) -> str:
+        if self.cover:
+            return f"mount {self.library} on {self.path}, since the image has another version"
         return f"link {self.path} -> {self.target}"
 
     def execute(self, namespace: Namespace) -> None:
+        if self.library in namespace.missing:
+            return
         place, name = root.split(self.path)
         folder = namespace.folder(place)
         try:
@@ -314,13 +307,15 @@ class Link(Step):
         try:
             there = posix.stat(name, dir_fd=folder, follow_symlinks=False)
         except FileNotFoundError:
-            namespace.may_create(folder)
-            namespace.make(folder, name, lambda: posix.symlink(self.target, name, dir_fd=folder))
-            namespace.give(name, folder)
-            return
-        if root.file_type(there.st_mode) == root.S_IFLNK:
+            if not self.cover:
+                namespace.make(folder, name, lambda kept: posix.symlink(self.target, name, dir_fd=kept))
+                return
+            posix.close(namespace.placeholder(folder, name))
+            there = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+        kind = root.file_type(there.st_mode)
+        if kind == root.S_IFLNK and not self.cover:
             self._replace(namespace, folder, name, there)
-        elif root.file_type(there.st_mode) == root.S_IFREG:
+        elif kind in (root.S_IFREG, root.S_IFLNK):
             self._cover(namespace, folder, name, there)
         else:
             what = f"{self.path} in the container is in the way: neither a file nor a link"
@@ -331,9 +326,12 @@ class Link(Step):
         if old == self.target:
             return
         kept = posix.dup(folder)
-        namespace.swap(folder, name, lambda new: make_link(namespace, folder, new, self.target, *namespace.ids))
-        owner = there.st_uid, there.st_gid
-        namespace.remember(lambda: namespace.swap(kept, name, lambda new: make_link(namespace, kept, new, old, *owner)))
+
+        def lead(target: str, uid: int, gid: int) -> None:
+            namespace.swap(kept, name, lambda where, new: files.make_link(namespace, where, new, target, uid, gid))
+
+        lead(self.target, *namespace.ids)
+        namespace.remember(lambda: lead(old, there.st_uid, there.st_gid))
 
     def _cover(self, namespace: Namespace, folder: int, name: str, there: posix.stat_result) -> None:
         library = root.open_path(namespace.base, self.library)
@@ -350,118 +348,6 @@ class Link(Step):
             posix.close(library)
 
 
-class LoaderCache(Step):
-    """The image's ld.so.cache with our libraries in it, put in place by rename: a mounted cache would make
-    every later ldconfig in the container fail, package installation included."""
-
-    __slots__ = ("entries",)
-
-    def __init__(self, entries: list[dict[str, Any]]) -> None:
-        self.entries = entries
-
-    def describe(self) -> str:
-        names = " ".join(entry["soname"] for entry in self.entries)
-        return f"loader cache {CACHE_PATH}: {names}"
-
-    def execute(self, namespace: Namespace) -> None:
-        try:
-            old = self._read(namespace)
-            new = self._merged(old)
-        except (cache.InvalidLdCache, merge.InvalidEntry) as error:
-            # The library folder is one of the loader's default folders, which it searches after the cache.
-            namespace.warnings.append(f"{CACHE_PATH} of the container is left as it is: {error}")
-            return
-        if new != old:
-            folder = namespace.folder("/etc")
-            try:
-                self._write(namespace, folder, old, new)
-            except OSError as error:
-                if error.errno != errno.EBUSY:
-                    raise creation_error(error, CACHE_PATH) from error
-                namespace.warnings.append(f"{CACHE_PATH} of the container is left as it is: it is a mount of its own")
-            finally:
-                posix.close(folder)
-
-    def _read(self, namespace: Namespace) -> bytes:
-        """The container's cache; empty where it has none."""
-        try:
-            fd = root.open_file(namespace.base, CACHE_PATH, stored=True)
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise cache.InvalidLdCache(str(error.strerror), 0) from error
-        try:
-            return cache.read(fd)
-        except OSError as error:
-            raise cache.InvalidLdCache(str(error.strerror), 0) from error
-        finally:
-            posix.close(fd)
-
-    def _merged(self, old: bytes) -> bytes:
-        merged = cache.parse(old) if old else cache.empty()
-        folders: dict[str, list[cache.Entry]] = {}
-        for entry in self.entries:
-            folder, _ = root.split(entry["path"])
-            folders.setdefault(folder, []).append(cache_entry(entry))
-        for folder, entries in folders.items():
-            merged = merge.merge(merged, kernel.encode(folder), entries, whole_folder=False, win=True)
-        return cache.serialize(merged)
-
-    def _write(self, namespace: Namespace, folder: int, old: bytes, new: bytes) -> None:
-        """Write beside the old file and rename: running loaders have that one mapped."""
-        name = root.split(CACHE_PATH)[1]
-        kept = posix.dup(folder)
-        try:
-            before = posix.stat(name, dir_fd=folder, follow_symlinks=False)
-        except FileNotFoundError:
-            namespace.swap(folder, name, lambda made: make_file(namespace, folder, made, new, 0o644, *namespace.ids))
-            namespace.remember(lambda: posix.unlink(name, dir_fd=kept))
-            return
-        owner, mode = (before.st_uid, before.st_gid), before.st_mode & 0o7777
-        if root.file_type(before.st_mode) == root.S_IFLNK:
-            # ldconfig too replaces a link by a file.
-            text = posix.readlink(name, dir_fd=folder)
-            mode = 0o644
-
-            def restore(made: str) -> None:
-                make_link(namespace, kept, made, text, *owner)
-
-        else:
-
-            def restore(made: str) -> None:
-                make_file(namespace, kept, made, old, mode, *owner)
-
-        namespace.swap(folder, name, lambda made: make_file(namespace, folder, made, new, mode, *owner))
-        namespace.remember(lambda: namespace.swap(kept, name, restore))
-
-
-def make_link(namespace: Namespace, folder: int, name: str, target: str, uid: int, gid: int) -> None:
-    """A new link with this text and owner."""
-    namespace.create(lambda: posix.symlink(target, name, dir_fd=folder))
-    posix.chown(name, uid, gid, dir_fd=folder, follow_symlinks=False)
-
-
-def make_file(namespace: Namespace, folder: int, name: str, content: bytes, mode: int, uid: int, gid: int) -> None:
-    """A new file with this content, mode and owner."""
-    flags = posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_WRONLY | posix.O_CLOEXEC
-    fd = namespace.create(lambda: posix.open(name, flags, mode, dir_fd=folder))
-    try:
-        written = 0
-        while written < len(content):
-            written += posix.write(fd, content[written:])
-        posix.chown(fd, uid, gid)
-        # chown takes set-id bits off, and the umask has had its say.
-        posix.chmod(fd, mode)
-    finally:
-        posix.close(fd)
-
-
-def cache_entry(entry: dict[str, Any]) -> cache.Entry:
-    """A Plan's entry in the loader cache's own terms."""
-    flags = cache.native_flags(entry["class"], entry["machine"])
-    return cache.Entry(kernel.encode(entry["soname"]), kernel.encode(entry["path"]), flags)
-
-
 def steps(plan: Plan, container: Container) -> list[Step]:
     """The Plan's steps in order of execution."""
     made: list[Step] = []
@@ -469,12 +355,19 @@ def steps(plan: Plan, container: Container) -> list[Step]:
         made.append(Rules(plan.nodes, container))
     if plan.proc_mask is not None:
         made.append(Mask(plan.proc_mask))
-    made += [Node(node) for node in plan.nodes]
-    made += [Mount(mount) for mount in plan.mounts]
+    made += [Node(node, node["path"] in plan.optional) for node in plan.nodes]
+    made += [Mount(mount, mount["containerPath"] in plan.optional) for mount in plan.mounts]
     targets = {link["path"]: link["target"] for link in plan.links}
-    made += [Link(path, target, final(path, targets)) for path, target in targets.items()]
-    if plan.cache_entries:
-        made.append(LoaderCache(plan.cache_entries))
+    for path, target in targets.items():
+        library = final(path, targets)
+        made.append(Link(path, target, library, library in plan.optional, path in plan.covers))
+    if plan.drop_in or plan.drop_in_there:
+        made.append(search.SearchPath(plan.drop_in, plan.drop_in_line))
+    if plan.musl_path:
+        made.append(search.MuslPath(plan.musl_path, plan.musl_folders))
+    # Last, so that it is newer than every folder that was changed here.
+    if plan.cache_entries or plan.stale_folders:
+        made.append(search.LoaderCache([(final(entry["path"], targets), entry) for entry in plan.cache_entries], plan))
     return made
 
 
@@ -490,14 +383,40 @@ def final(path: str, targets: dict[str, str]) -> str:
     return path
 
 
-def run(todo: list[Step], namespace: Namespace) -> None:
-    """Run the steps; on a failure take everything back and say which step it was."""
+def prepare(todo: list[Step], host: int, namespace: Namespace) -> list[Step]:
+    """Prepare the steps; those that can be executed come back."""
+    ready = []
     for step in todo:
+        try:
+            step.prepare(host, namespace)
+        except (NvhookError, OSError) as error:
+            if not step.optional:
+                raise
+            leave_out(step, error, namespace, namespace.mark())
+        else:
+            ready.append(step)
+    return ready
+
+
+def run(todo: list[Step], namespace: Namespace) -> None:
+    """Run the steps; on a failure take everything back and say which step it was. An optional one is left out."""
+    for step in todo:
+        mark = namespace.mark()
         try:
             step.execute(namespace)
         except BaseException as error:
+            if step.optional and isinstance(error, (NvhookError, OSError)):
+                leave_out(step, error, namespace, mark)
+                continue
             left = namespace.undo()
             raise failure(step, error, left) from error
+
+
+def leave_out(step: Step, error: BaseException, namespace: Namespace, mark: int) -> None:
+    """Take an optional step back, alone, and say so."""
+    said = failure(step, error, namespace.undo(mark))
+    namespace.missing.add(step.makes)
+    namespace.warnings.append(f"left out: {said.what if isinstance(said, NvhookError) else said}")
 
 
 def failure(step: Step, error: BaseException, left: list[str]) -> BaseException:

@@ -14,6 +14,8 @@ import struct
 MAX_HEADERS = 128
 MAX_DYNAMIC = 1 << 20
 MAX_SONAME = 255
+MAX_SECTIONS = 1024
+MAX_SECTION_NAMES = 1 << 16
 
 ET_DYN = 3
 PT_LOAD = 1
@@ -21,6 +23,7 @@ PT_DYNAMIC = 2
 DT_NULL = 0
 DT_STRTAB = 5
 DT_SONAME = 14
+SHT_NOTE = 7
 
 # Program headers stand right behind the ELF header in what linkers write, and the dynamic section is often near.
 _FIRST_READ = 2048
@@ -52,7 +55,7 @@ class ElfFacts:
 class _Layout:
     """How one class and byte order lays out the header, the program headers and the dynamic entries."""
 
-    __slots__ = ("dynamic", "elf_class", "header", "segment", "wide")
+    __slots__ = ("dynamic", "elf_class", "header", "section", "segment", "wide")
 
     def __init__(self, elf_class: int, prefix: str) -> None:
         self.elf_class = elf_class
@@ -61,6 +64,8 @@ class _Layout:
         self.header = struct.Struct(prefix + ("2HI3QI3H" if self.wide else "2HI3II3H"))
         self.segment = struct.Struct(prefix + ("2I6Q" if self.wide else "8I"))
         self.dynamic = struct.Struct(prefix + ("2Q" if self.wide else "2I"))
+        # name, type, flags, address, offset, size, then what we don't ask for.
+        self.section = struct.Struct(prefix + ("2I4Q2I2Q" if self.wide else "10I"))
 
 
 # e_ident: class at 4, byte order at 5.
@@ -152,3 +157,48 @@ def _soname(
     if not end:
         raise InvalidElf(f"soname is longer than {MAX_SONAME} bytes, or the file ends in it")
     return text
+
+
+def note(fd: int, section: bytes, limit: int) -> tuple[bytes, bytes] | None:
+    """Owner and descriptor of the first note in a section of that name; None where there is no such section.
+
+    gABI, chapter 5, "Note Section"; the numbers are in the file's byte order, the parts padded to 4 bytes.
+    Raises InvalidElf, also for a section of more than `limit` bytes.
+    """
+    head = posix.pread(fd, 64, 0)
+    layout = _LAYOUTS.get(head[:6])
+    if layout is None or len(head) < 64:
+        raise InvalidElf("not an ELF file")
+    place = _section(fd, head, layout, section)
+    if place is None:
+        return None
+    offset, size = place
+    if size > limit:
+        raise InvalidElf(f"note of {size} bytes, more than {limit}")
+    data = _read_exactly(fd, size, offset, "note")
+    if size < 12:
+        raise InvalidElf("note is cut short")
+    owner_size, size, _ = struct.unpack_from(layout.section.format[0] + "3I", data)
+    at = 12 + owner_size + -owner_size % 4
+    if at + size > len(data):
+        raise InvalidElf("note is cut short")
+    return data[12 : 12 + owner_size].rstrip(b"\0"), data[at : at + size]
+
+
+def _section(fd: int, head: bytes, layout: _Layout, wanted: bytes) -> tuple[int, int] | None:
+    """Offset and size of the section of that name that holds notes."""
+    prefix = layout.section.format[0]
+    (offset,) = struct.unpack_from(prefix + ("Q" if layout.wide else "I"), head, 40 if layout.wide else 32)
+    size, count, names = struct.unpack_from(prefix + "3H", head, 58 if layout.wide else 46)
+    if not offset or not count:
+        return None
+    if count > MAX_SECTIONS or names >= count or size != layout.section.size:
+        raise InvalidElf(f"{count} sections of {size} bytes, their names in section {names}")
+    table = list(layout.section.iter_unpack(_read_exactly(fd, size * count, offset, "section table")))
+    if table[names][5] > MAX_SECTION_NAMES:
+        raise InvalidElf("section names take too many bytes")
+    text = _read_exactly(fd, table[names][5], table[names][4], "section names")
+    for fields in table:
+        if fields[1] == SHT_NOTE and text[fields[0] : fields[0] + len(wanted) + 1] == wanted + b"\0":
+            return fields[4], fields[5]
+    return None

@@ -184,7 +184,11 @@ def read(fd: int, limit: int, path: str) -> bytes:
 
 def read_file(root: int, path: str, limit: int = 1 << 20) -> bytes:
     """The content of a regular file inside the root, at most `limit` bytes."""
-    fd = open_file(root, path)
+    return read_open(open_file(root, path), limit, path)
+
+
+def read_open(fd: int, limit: int, path: str) -> bytes:
+    """What `read` gives of a descriptor, which is closed."""
     try:
         return read(fd, limit, path)
     finally:
@@ -231,6 +235,26 @@ def listdir(root: int, path: str) -> list[str]:
         return sorted(posix.listdir(fd))
     finally:
         posix.close(fd)
+
+
+def names(root: int, path: str, limit: int) -> list[str]:
+    """The names in a folder of an image inside the root, as the file system orders them. Raises OSError, E2BIG
+    where there are more than `limit`; the rest is not read then."""
+    named = open_path(root, path)
+    try:
+        fd = reopen(named, posix.O_RDONLY | posix.O_DIRECTORY)
+    finally:
+        posix.close(named)
+    found: list[str] = []
+    try:
+        with posix.scandir(fd) as entries:
+            for entry in entries:
+                if len(found) == limit:
+                    raise kernel.error("read", errno.E2BIG, path)
+                found.append(entry.name)
+    finally:
+        posix.close(fd)
+    return found
 
 
 def real_path(root: int, path: str) -> str:

@@ -64,6 +64,7 @@ class Bundle:
     namespaces: tuple[str, ...] = ("pid", "mount", "ipc", "uts")
     masked_paths: tuple[str, ...] = ("/proc/kcore", "/proc/keys", "/proc/timer_list")
     linux: dict[str, Any] = field(default_factory=dict)
+    readonly: bool = False
     cgroups_path: str | None = None
     cgroup: str | None = None
     # A command that takes the runtime's command line as its last arguments.
@@ -87,7 +88,7 @@ class Bundle:
                 "capabilities": {kind: capabilities for kind in ("bounding", "effective", "permitted")},
                 "noNewPrivileges": True,
             },
-            "root": {"path": str(self.root)},
+            "root": {"path": str(self.root), "readonly": self.readonly},
             "hostname": "container",
             "mounts": [*usual_mounts(), *self.mounts],
             "hooks": {"prestart": self.prestart, "createContainer": self.create_container},

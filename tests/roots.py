@@ -15,12 +15,13 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
+from tests import cachewriter
 from tests.simhost import compiler
 from tests.simhost.tree import Tree, ldconfig, merged_usr
 
-Flavour = Literal["debian", "lib64"]
+Flavour = Literal["debian", "lib64", "centos7", "arch", "alpine", "distroless", "busybox", "scratch"]
 
 LOADER = "ld-linux-x86-64.so.2"
 LIBRARIES = (
@@ -37,16 +38,30 @@ IMAGE_FOLDER = "/opt/image/lib"
 IMAGE_LIBRARY = "libimage.so.1"
 
 
+# Where the C library lies in each.
+FOLDERS: dict[Flavour, str] = {
+    "debian": "/usr/lib/x86_64-linux-gnu",
+    "lib64": "/usr/lib64",
+    "centos7": "/usr/lib64",
+    "arch": "/usr/lib",
+    "distroless": "/lib/x86_64-linux-gnu",
+    "busybox": "/lib",
+}
+
+
 def library_folder(flavour: Flavour) -> str:
     """The root's own library folder."""
-    return "/usr/lib/x86_64-linux-gnu" if flavour == "debian" else "/usr/lib64"
+    return FOLDERS[flavour]
 
 
 def make_root(directory: Path, flavour: Flavour = "debian") -> Path:
     """Makes a container root at `directory`, which must not exist, and returns it.
 
-    `debian` is multiarch and has an etc/debian_version; `lib64` is laid out like Fedora. Built once per
-    test process, then copied. Raises RuntimeError naming the package for what this machine lacks.
+    `debian` is multiarch and has an etc/debian_version; `lib64` is laid out like Fedora; `centos7` is that with a cache
+    in the form of glibc 2.17; `arch` has all in /usr/lib; `alpine` is musl's. Without ldconfig, cache and
+    ld.so.conf: `distroless` (Debian's files, unmerged, no shell), `busybox`, and `scratch`, which holds one static
+    program. Built once per test process, then copied. Raises RuntimeError naming the package for what this machine
+    lacks.
     """
     if directory.exists():
         raise FileExistsError(f"{directory} exists already")
@@ -57,26 +72,80 @@ def make_root(directory: Path, flavour: Flavour = "debian") -> Path:
 
 @functools.cache
 def _template(flavour: Flavour) -> Path:
-    busybox = _busybox()
     tree = Tree(compiler.cache_folder() / f"root-{flavour}")
+    for name in ("dev", "proc", "sys"):
+        tree.folder(f"/{name}")
+    if flavour == "scratch":
+        tree.copy(_busybox(), "/busybox", 0o755)
+    elif flavour == "alpine":
+        _alpine(tree)
+    elif flavour in ("distroless", "busybox"):
+        _bare(tree, flavour)
+    else:
+        _full(tree, flavour)
+    return tree.top
+
+
+def _full(tree: Tree, flavour: Flavour) -> None:
+    """A distribution: a C library, ldconfig and its cache, a shell."""
     merged_usr(tree)
-    for name in ("dev", "etc", "proc", "root", "run", "sys", "var/cache/ldconfig", "var/tmp"):
+    if flavour == "arch":
+        tree.path("/usr/lib64").rmdir()
+        tree.link("/usr/lib64", "lib")
+    for name in ("etc", "root", "run", "var/cache/ldconfig", "var/tmp"):
         tree.folder(f"/{name}")
     tree.folder("/tmp", 0o1777)
     _accounts(tree, flavour)
     _libraries(tree, library_folder(flavour))
-    _programs(tree, busybox)
+    _programs(tree, _busybox())
     tree.copy(compiler.library("image.c", IMAGE_LIBRARY), f"{IMAGE_FOLDER}/{IMAGE_LIBRARY}.0.0")
     tree.write("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
     tree.write("/etc/ld.so.conf.d/image.conf", f"{IMAGE_FOLDER}\n")
     # Fedora's ldconfig and loader know lib64 by themselves; this machine's may be Debian's and have to be told.
     listed = {
         "debian": "/usr/local/lib/x86_64-linux-gnu\n/lib/x86_64-linux-gnu\n/usr/lib/x86_64-linux-gnu\n",
-        "lib64": "/lib64\n/usr/lib64\n",
-    }
-    tree.write(f"/etc/ld.so.conf.d/{'x86_64-linux-gnu' if flavour == 'debian' else 'lib64'}.conf", listed[flavour])
+        "arch": "",
+    }.get(flavour, "/lib64\n/usr/lib64\n")
+    tree.write(f"/etc/ld.so.conf.d/{'x86_64-linux-gnu' if flavour == 'debian' else 'lib64'}.conf", listed)
     tree.ldconfig()
-    return tree.top
+    if flavour == "centos7":
+        rows = [cachewriter.Row(name.encode(), path.encode()) for name, path in tree.cached()]
+        tree.write("/etc/ld.so.cache", cachewriter.combined(rows, generator=None))
+
+
+def _alpine(tree: Tree) -> None:
+    """musl, its loader being its C library, and static programs; libraries in /lib and /usr/lib."""
+    musl = Path("/lib/ld-musl-x86_64.so.1")
+    if not musl.exists():
+        raise RuntimeError(f"{musl} is not there: install the package musl")
+    for name in ("etc", "run", "tmp", "usr/lib", "usr/bin", "var"):
+        tree.folder(f"/{name}")
+    tree.copy(musl, "/lib/ld-musl-x86_64.so.1", 0o755)
+    tree.link("/lib/libc.musl-x86_64.so.1", "ld-musl-x86_64.so.1")
+    tree.write("/etc/alpine-release", "3.20.0\n")
+    tree.write("/etc/os-release", "ID=alpine\n")
+    tree.copy(_busybox(), "/bin/busybox", 0o755)
+    for applet in ("sh", "ls", "stat", "readlink", "cat"):
+        tree.link(f"/bin/{applet}", "busybox")
+    tree.copy(compiler.musl_program("resolve.c"), "/usr/bin/resolve", 0o755)
+
+
+def _bare(tree: Tree, flavour: Flavour) -> None:
+    """A C library and a program, and nothing that keeps a loader's cache."""
+    folder = library_folder(flavour)
+    for name in (LOADER, *LIBRARIES):
+        tree.copy(_on_this_machine(name), f"{folder}/{name}", 0o755)
+    tree.copy(compiler.program("resolve.c"), "/bin/resolve" if flavour == "busybox" else "/usr/bin/resolve", 0o755)
+    tree.folder("/etc")
+    tree.folder("/tmp", 0o1777)
+    if flavour == "distroless":
+        tree.link(f"/lib64/{LOADER}", f"..{folder}/{LOADER}")
+        tree.folder("/usr/lib/x86_64-linux-gnu")
+        tree.write("/etc/os-release", "ID=debian\n")
+        return
+    tree.link("/lib64", "lib")
+    tree.copy(_busybox(), "/bin/busybox", 0o755)
+    tree.link("/bin/sh", "busybox")
 
 
 def _accounts(tree: Tree, flavour: Flavour) -> None:
@@ -95,7 +164,7 @@ def _libraries(tree: Tree, folder: str) -> None:
         tree.copy(source, f"{folder}/{real}", 0o755)
         if real != name:
             tree.link(f"{folder}/{name}", real)
-    if folder != "/usr/lib64":
+    if folder not in ("/usr/lib64", "/usr/lib"):
         tree.link(f"/usr/lib64/{LOADER}", f"..{folder.removeprefix('/usr')}/{LOADER}")
 
 
@@ -143,7 +212,7 @@ def _has_interpreter(program: Path) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.roots", description="Makes a small container root.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--flavour", choices=("debian", "lib64"), default="debian")
+    parser.add_argument("--flavour", choices=get_args(Flavour), default="debian")
     arguments = parser.parse_args()
     print(make_root(arguments.directory, arguments.flavour))
 

@@ -36,6 +36,12 @@ def program(source: str) -> Path:
 
 
 @functools.cache
+def musl_program(source: str) -> Path:
+    """The same, linked with musl."""
+    return _compile(source, f"{source}.musl", compiler="musl-gcc")
+
+
+@functools.cache
 def library(source: str, soname: str, version: str = "", cuda: int = 0) -> Path:
     """A shared object of that SONAME; `version` and `cuda` reach its source as macros."""
     definitions = (
@@ -53,10 +59,10 @@ def library(source: str, soname: str, version: str = "", cuda: int = 0) -> Path:
     )
 
 
-def _compile(source: str, name: str, *flags: str) -> Path:
-    gcc = shutil.which("gcc")
+def _compile(source: str, name: str, *flags: str, compiler: str = "gcc") -> Path:
+    gcc = shutil.which(compiler)
     if gcc is None:
-        raise RuntimeError("gcc is not there: the test fixtures need the packages gcc and libc6-dev")
+        raise RuntimeError(f"{compiler} is not there: the test fixtures need gcc, libc6-dev and musl-tools")
     out = cache_folder() / name
     # -ldl: dlopen and dladdr moved into libc with glibc 2.34.
     command = [gcc, *FLAGS, *flags, "-o", str(out), str(SOURCES / source), "-ldl"]

@@ -66,6 +66,25 @@ def shared_object(
     return bytes(out + strings)
 
 
+def with_note(image: bytes, section: str, owner: bytes, descriptor: bytes) -> bytes:
+    """A 64-bit object with a section that holds one note of type 1; the table has that, the names, and the null
+    section."""
+    names = b"\0.shstrtab\0" + section.encode() + b"\0"
+    parts = [len(owner) + 1, len(descriptor), 1]
+    note = struct.pack("<3I", *parts) + (owner + b"\0").ljust(-(-parts[0] // 4) * 4, b"\0") + descriptor
+    out = bytearray(image + bytes(-len(image) % 8))
+    note_at = len(out)
+    out += note
+    names_at = len(out)
+    out += names + bytes(-(len(out) + len(names)) % 8)
+    struct.pack_into("<Q", out, 40, len(out))
+    struct.pack_into("<3H", out, 58, 64, 3, 1)
+    out += bytes(64)
+    out += struct.pack("<2I4Q2I2Q", 1, 3, 0, 0, names_at, len(names), 0, 0, 1, 0)
+    out += struct.pack("<2I4Q2I2Q", 11, 7, 0, 0, note_at, len(note), 0, 0, 4, 0)
+    return bytes(out)
+
+
 def _header(wide: bool, machine: int, header_size: int, program_size: int, programs: int) -> bytes:
     ident = b"\x7fELF" + bytes((2 if wide else 1, 1, 1)) + bytes(9)
     words = "QQQ" if wide else "III"

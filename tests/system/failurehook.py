@@ -15,10 +15,11 @@ import sys
 sys.path.insert(0, sys.argv[1])
 
 from hook import injection, namespace, request, state, steps  # noqa: E402
+from hook.step import Step  # noqa: E402
 from ldcache.errors import NvhookError  # noqa: E402
 
 
-class Failing(steps.Step):
+class Failing(Step):
     """The step that fails."""
 
     def describe(self) -> str:
@@ -81,8 +82,7 @@ def attempt(container: state.Container, chosen: object, host_root: str, place: i
     name = todo[place].describe() if place < len(todo) else "the end"
     todo.insert(place, Failing())
     os.umask(0)
-    for step in todo:
-        step.prepare(host, where)
+    todo = steps.prepare(todo, host, where)
     where.enter(container.root_path)
     try:
         steps.run(todo, where)

@@ -26,6 +26,13 @@ def nvhook(prefix: Path, host: SimulatedHost) -> list[Hook]:
     return [proc_hook(), hook(prefix / "bin/nvhook-prestart", "--host-root", str(host.root))]
 
 
+def reported(hooks: list[Hook], report: Path) -> list[Hook]:
+    """The same hooks, what the last says on stderr kept in a file: runc shows a hook's words only where it failed."""
+    program = 'report=$1; shift; exec "$@" 2>"$report"'
+    last = hooks[-1]
+    return [*hooks[:-1], hook("/bin/sh", "-c", program, "sh", str(report), *last["args"])]
+
+
 def visible(devices: str, capabilities: str | None = None) -> dict[str, str]:
     """The variables of a request."""
     env = {"NVIDIA_VISIBLE_DEVICES": devices}

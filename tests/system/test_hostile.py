@@ -21,7 +21,7 @@ from tests.containers import Bundle, hook
 from tests.needs import needs_path, needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
-from tests.system.prestart import MULTIARCH, nvhook, output, tree_of, visible
+from tests.system.prestart import MULTIARCH, nvhook, output, reported, tree_of, visible
 
 pytestmark = needs_program("runc")
 
@@ -50,16 +50,21 @@ def lead(image: Path, name: str, target: str) -> None:
 @needs_path("/dev/shm")
 @pytest.mark.parametrize("name", [MULTIARCH, "/etc", "/usr/bin"])
 def test_a_hosts_tmpfs_below_dev_takes_nothing(
-    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, host_tmpfs: Path, name: str
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, host_tmpfs: Path, tmp_path: Path, name: str
 ) -> None:
     """`--ipc=host` brings the host's /dev/shm, and the image's link leads there."""
-    (host_tmpfs / "ld.so.cache").write_text("somebody's")
-    bundle = make_bundle("true", env=visible("0"), prestart=nvhook(prefix, host), mounts=[bind(host_tmpfs, "/dev/shm")])
+    (host_tmpfs / "ld.so.cache").write_bytes(Path("/etc/ld.so.cache").read_bytes())
+    hooks = reported(nvhook(prefix, host), tmp_path / "report")
+    bundle = make_bundle("true", env=visible("0"), prestart=hooks, mounts=[bind(host_tmpfs, "/dev/shm")])
     lead(bundle.root, name, "/dev/shm")
     before = tree_of(host_tmpfs)
-    done = bundle.run()
+    bundle.run()
     assert tree_of(host_tmpfs) == before
-    assert "/dev/shm in the container is a mount from elsewhere" in done.stderr
+    report = (tmp_path / "report").read_text()
+    if name == "/etc":
+        assert "/etc/ld.so.cache of the container is covered with a mount" in report
+    else:
+        assert "/dev/shm in the container is a mount from elsewhere" in report
 
 
 def test_the_containers_own_tmpfs_is_known_by_any_name(
@@ -91,13 +96,13 @@ def test_nothing_goes_to_the_host_through_a_shared_volume(
     bundle = make_bundle(
         "true",
         env=visible("0", "utility") | {"PATH": "/usr/local/host"},
-        prestart=nvhook(prefix, host),
+        prestart=reported(nvhook(prefix, host), tmp_path / "report"),
         mounts=[bind(shared / "volume", "/usr/local/host", "rshared")],
         linux={"rootfsPropagation": "rshared"},
         wrapper=["unshare", "--mount", "--propagation", "private", "sh", "-c", SHARED, "sh", str(shared)],
     )
     done = bundle.run()
-    assert "is in a volume with rshared propagation" in done.stderr
+    assert "is in a volume with rshared propagation" in (tmp_path / "report").read_text()
     assert done.stdout.splitlines() == ["host", "0"]
 
 
@@ -131,11 +136,14 @@ def test_a_temporary_name_left_behind(prefix: Path, host: SimulatedHost, make_bu
     assert (len(left) == 2) == (kind == "folder")
 
 
-def test_a_link_over_the_containers_root(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
-    bundle = make_bundle("true", env=visible("0"), prestart=nvhook(prefix, host))
+def test_a_link_over_the_containers_root(
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    hooks = reported(nvhook(prefix, host), tmp_path / "report")
+    bundle = make_bundle("resolve libcuda.so.1", env=visible("0"), prestart=hooks)
     lead(bundle.root, "/tmp/nvidia-mps", "/")
-    done = bundle.run()
-    assert "/tmp/nvidia-mps in the container leads to its root" in done.stderr
+    assert output(bundle) == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"
+    assert "/tmp/nvidia-mps in the container leads to its root" in (tmp_path / "report").read_text()
 
 
 def test_a_cache_that_is_the_kernels(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
@@ -156,8 +164,10 @@ def test_a_cache_that_is_a_mount(prefix: Path, host: SimulatedHost, make_bundle:
     before = (tmp_path / "cache").read_bytes()
     mount = bind(tmp_path / "cache", "/etc/ld.so.cache")
     script = "resolve libcuda.so.1"
-    bundle = make_bundle(script, env=visible("0"), prestart=nvhook(prefix, host), mounts=[mount])
-    assert output(bundle) == "libcuda.so.1 /lib/x86_64-linux-gnu/libcuda.so.1\n"
+    hooks = reported(nvhook(prefix, host), tmp_path / "report")
+    bundle = make_bundle(script, env=visible("0"), prestart=hooks, mounts=[mount])
+    assert output(bundle) in [f"libcuda.so.1 {where}/libcuda.so.1\n" for where in ("/lib/x86_64-linux-gnu", MULTIARCH)]
+    assert "/etc/ld.so.cache" in (tmp_path / "report").read_text()
     assert (tmp_path / "cache").read_bytes() == before
 
 

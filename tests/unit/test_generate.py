@@ -196,7 +196,8 @@ def test_one_hook(found: dict[str, Any]) -> None:
     # Without any, runc hands over its own environment; and none of ours may be empty for a reader to drop.
     assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     assert set(hook) == {"hookName", "path", "args", "env"}
-    assert hook["args"][1:] == [word for link in arguments(made_for(found), "--link") for word in ("--link", link)] + [
+    assert hook["args"][1:3] == ["--driver", RELEASE]
+    assert hook["args"][3:] == [word for link in arguments(made_for(found), "--link") for word in ("--link", link)] + [
         "--folder",
         "/usr/local/nvidia/lib64",
     ]

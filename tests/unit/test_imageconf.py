@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ld.so.conf of an image: ldconfig's reading of it, inside the root, whatever it holds."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ldcache import imageconf, root
+
+OURS = "/etc/ld.so.conf.d/00-nvhook.conf"
+
+
+def read(top: Path, **files: str) -> imageconf.Conf:
+    """Read a root with these files, named with `_` for `/` below etc."""
+    folder = top / "etc/ld.so.conf.d"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (top / "etc/ld.so.conf" if name == "main" else folder / f"{name}.conf").write_text(text)
+    fd = root.open_root(str(top))
+    return imageconf.read(fd, OURS)
+
+
+def test_debians(tmp_path: Path) -> None:
+    made = read(
+        tmp_path,
+        main="include /etc/ld.so.conf.d/*.conf\n",
+        libc="# libc default configuration\n/usr/local/lib\n",
+        x86="# Multiarch support\n/lib/x86_64-linux-gnu\n/usr/lib/x86_64-linux-gnu\n",
+    )
+    assert made.folders == ["/usr/local/lib", "/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu"]
+    assert made.before == 0
+
+
+def test_lines(tmp_path: Path) -> None:
+    text = "  /a/ # comment\n/b=libc6\nhwcap 0 nosegneg\nrelative\n/a\n\t/with blank/\n//c\n"
+    made = read(tmp_path, main=text)
+    assert made.folders == ["/a", "/b", "/with blank", "//c"]
+    assert made.before == -1
+
+
+def test_includes_stand_where_they_are(tmp_path: Path) -> None:
+    made = read(tmp_path, main="/first\ninclude ld.so.conf.d/*.conf\n/last\n", b="/b\n", a="/a\ninclude c.txt\n")
+    (tmp_path / "etc/ld.so.conf.d/c.txt").write_text("/c\n")
+    made = read(tmp_path)
+    assert made.folders == ["/first", "/a", "/c", "/b", "/last"]
+    assert made.before == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "before"), [("00-a", 1), ("00-nvhook", 0), ("zz", 0)], ids=["ahead", "our own", "behind"]
+)
+def test_the_place_of_our_own_file(tmp_path: Path, name: str, before: int) -> None:
+    made = read(tmp_path, main="include /etc/ld.so.conf.d/*.conf\n", **{name: "/x\n"})
+    assert made.before == before
+    assert made.folders == ([] if name == "00-nvhook" else ["/x"])
+
+
+def test_links_stay_inside(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "x.conf").write_text("/outside\n")
+    top = tmp_path / "root"
+    made = read(top, main=f"include {outside}/*.conf\ninclude /etc/link/*.conf\ninclude /etc/../../outside/x.conf\n")
+    (top / "etc/link").symlink_to(outside)
+    made = read(top)
+    assert made.folders == []
+
+
+def test_a_circle_ends(tmp_path: Path) -> None:
+    assert read(tmp_path, main="include /etc/ld.so.conf\n/a\n").folders == ["/a"]
+
+
+def test_what_can_not_be_read_says_nothing(tmp_path: Path) -> None:
+    made = read(tmp_path, main="include /etc/missing /etc/ld.so.conf.d /etc/fifo\n/a\n")
+    assert made.folders == ["/a"]
+    (tmp_path / "etc/ld.so.conf").unlink()
+    (tmp_path / "etc/ld.so.conf").mkdir()
+    assert read(tmp_path).folders == []
+
+
+def test_bounds(tmp_path: Path) -> None:
+    many = "".join(f"/folder-{number}\n" for number in range(3000))
+    assert len(read(tmp_path, main=many).folders) == imageconf.FOLDERS_MAX
+    wide = {f"f{number}": f"include /etc/ld.so.conf.d/*.conf\n/x{number}\n" for number in range(40)}
+    assert len(read(tmp_path, main="include /etc/ld.so.conf.d/*.conf\n", **wide).folders) <= 40
+
+
+@given(st.text("ab*?[]!-.", max_size=8), st.text("ab.-", max_size=8))
+def test_patterns(pattern: str, name: str) -> None:
+    """fnmatch reads `[^…]` and `[]…]` otherwise than glob(3) does, so brackets are left to the test below."""
+    if not set("[]") & set(pattern):
+        assert imageconf.matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
+    imageconf.matches(pattern, name)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name", "expected"),
+    [
+        ("[ab].conf", "a.conf", True),
+        ("[!ab].conf", "a.conf", False),
+        ("[^ab].conf", "c.conf", True),
+        ("[a-c]*", "bxx", True),
+        ("[]a]", "]", True),
+        ("[", "[", True),
+        ("\\*", "*", True),
+        ("\\*", "a", False),
+        ("*a*b*c", "a" * 200, False),
+    ],
+)
+def test_brackets(pattern: str, name: str, expected: bool) -> None:
+    assert imageconf.matches(pattern, name) is expected

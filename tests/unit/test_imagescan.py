@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One folder read as ldconfig reads it, held against this machine's ldconfig."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from ldcache import cache, imagescan, root
+from tests.simhost import elfwriter
+from tests.simhost.tree import Tree
+
+
+def scanned(top: Path, folder: str) -> set[tuple[str, str]]:
+    return {(entry.soname.decode(), entry.path.decode()) for entry in imagescan.scan(root.open_root(str(top)), folder)}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    tree = Tree(tmp_path)
+    for name, soname in (
+        ("liba.so.1.2", "liba.so.1"),
+        ("liba.so.1.10", "liba.so.1"),
+        ("libb.so", "libb.so"),
+        ("libc1.so.5", None),
+        ("libcuda.so.580.1", "libcuda.so.1"),
+        ("plugin.so", "plugin.so"),
+    ):
+        tree.write(f"/lib/{name}", elfwriter.shared_object(soname))
+    tree.write("/lib/libempty.so.1", "")
+    tree.write("/lib/libtext.so", "GROUP ( /lib/libb.so )\n" + 64 * " ")
+    tree.write("/lib/libarm.so.1", elfwriter.shared_object("libarm.so.1", machine=elfwriter.EM_AARCH64))
+    tree.link("/lib/libcuda.so", "libcuda.so.1")
+    tree.link("/lib/libcuda.so.1", "libcuda.so.580.1")
+    tree.link("/lib/libgone.so.1", "libgone.so.1.2")
+    return tree
+
+
+def test_as_ldconfig_does(tree: Tree) -> None:
+    ours = scanned(tree.top, "/lib")
+    assert ("liba.so.1", "/lib/liba.so.1.10") in ours
+    tree.write("/etc/ld.so.conf", "/lib\n")
+    tree.ldconfig()
+    theirs = set(tree.cached())
+    # Links are made now, and ldconfig knows no other machine's library.
+    assert {(name, path) for name, path in scanned(tree.top, "/lib") if name != "libarm.so.1"} == theirs
+    assert {name for name, _ in ours} - {"libarm.so.1"} == {name for name, _ in theirs}
+
+
+def test_names() -> None:
+    good = ("liba.so", "liba.so.1", "ld-linux.so.2", "ld.so.1", "libfoo-1.2.so")
+    bad = ("a.so", "liba.a", "liba.so.1.dpkg-new", "liba.so.1.dpkg-tmp", "liba.so.#prelink#", "liba.so;1", "liba.so\n")
+    assert [name for name in (*good, *bad) if imagescan.is_library_name(name)] == list(good)
+
+
+def test_a_soname_with_a_slash_stays_out(tree: Tree) -> None:
+    tree.write("/lib/libevil.so.1", elfwriter.shared_object("../../x.so"))
+    assert not any(".." in path for _, path in scanned(tree.top, "/lib"))
+
+
+def test_bounds(tmp_path: Path) -> None:
+    for number in range(imagescan.LIBRARIES_MAX + 1):
+        (tmp_path / f"lib{number}.so").touch()
+    with pytest.raises(OSError, match="read") as caught:
+        imagescan.scan(root.open_root(str(tmp_path)), "/")
+    assert caught.value.errno == errno.E2BIG
+
+
+def test_flags_are_the_machines(tree: Tree) -> None:
+    (found,) = [
+        entry for entry in imagescan.scan(root.open_root(str(tree.top)), "/lib") if entry.soname == b"libarm.so.1"
+    ]
+    assert found.flags == cache.FLAGS["aarch64"]
