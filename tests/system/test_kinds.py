@@ -19,7 +19,7 @@ from hook import injection, planner
 from ldcache import cache as loader_cache
 from tests import roots, simhost
 from tests.containers import Bundle, Hook, hook
-from tests.needs import needs_program
+from tests.needs import needs_path, needs_program
 from tests.simhost import SimulatedHost, elfwriter
 from tests.simhost.tree import ldconfig
 from tests.system import runtimes
@@ -114,6 +114,7 @@ def test_everything_in_usr_lib(kind: MakeKind) -> None:
     assert image.shell("resolve libcuda.so.1") == ["libcuda.so.1 /usr/lib/libcuda.so.1"]
 
 
+@needs_path("/lib/ld-musl-x86_64.so.1")
 @pytest.mark.parametrize(
     ("text", "after"),
     [
@@ -136,6 +137,7 @@ def test_musl(kind: MakeKind, text: str | None, after: str | None) -> None:
     assert not (image.root / "etc/ld.so.cache").exists()
 
 
+@needs_path("/lib/ld-musl-x86_64.so.1")
 def test_musl_beside_glibc_is_a_glibc_image(kind: MakeKind) -> None:
     """Debian's package musl brings the loader only."""
     image = kind()
@@ -531,6 +533,7 @@ def test_a_hosts_folder_in_a_debian_image(kind: MakeKind, prefix: Path) -> None:
     assert image.warnings() == ""
 
 
+@needs_path("/lib/ld-musl-x86_64.so.1")
 def test_a_hosts_folder_in_a_musl_image(kind: MakeKind, prefix: Path) -> None:
     """A path file is made, and has musl's own folders too: it takes their place."""
     image = kind("alpine")
