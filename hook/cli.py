@@ -25,6 +25,8 @@ def parser() -> argparse.ArgumentParser:
     plan = verbs.add_parser("plan", help="print as JSON what would be done for a bundle, and do nothing")
     plan.add_argument("--bundle", required=True, metavar="DIR", help="the folder that holds config.json")
     plan.add_argument("--host-root", default="/", metavar="DIR", help="the folder that stands for the host's /")
+    config = verbs.add_parser("config", help="print or change the configuration file")
+    add_config_options(config)
     verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
     add_verify_options(verify)
     install = verbs.add_parser("install", help="install the hooks for container engines")
@@ -77,6 +79,13 @@ def add_inventory_options(verb: argparse.ArgumentParser) -> None:
     inventory.add_arguments(verb)
 
 
+def add_config_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook config`."""
+    from cdi.host import configfile
+
+    configfile.add_arguments(verb)
+
+
 def add_verify_options(verb: argparse.ArgumentParser) -> None:
     """Options of `nvhook verify`."""
     from hook import verify
@@ -99,6 +108,13 @@ def run_inventory(arguments: argparse.Namespace) -> int:
     return inventory.run(arguments)
 
 
+def run_config(arguments: argparse.Namespace) -> int:
+    """`nvhook config`."""
+    from cdi.host import configfile
+
+    return configfile.run(arguments)
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     """`nvhook verify`."""
     from hook import verify
@@ -115,4 +131,10 @@ def run_install(arguments: argparse.Namespace) -> int:
     return 0
 
 
-VERBS = {"inventory": run_inventory, "plan": run_plan, "verify": run_verify, "install": run_install}
+VERBS = {
+    "config": run_config,
+    "inventory": run_inventory,
+    "plan": run_plan,
+    "verify": run_verify,
+    "install": run_install,
+}

@@ -8,35 +8,68 @@ from __future__ import annotations
 
 import posix
 
-from cdi.host import store
-from hook import layout, loader, namespace, selection, steps
+from cdi.host import settings, store
+from hook import layout, loader, namespace, request, requirements, selection, steps
 from ldcache import root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hook.plan import Plan
-    from hook.request import Request
+    from hook.request import Decision, Request
     from hook.selection import Selection
     from hook.state import Container
+    from hook.step import Step
 
 
-def inject(container: Container, wanted: Request, host_root: str) -> list[str]:
-    """Put the request into the container; warnings come back. Raises NvhookError, with nothing left behind."""
+def inject(container: Container, host_root: str) -> list[str]:
+    """Put what the container asks for into it; warnings come back. Raises NvhookError, with nothing left behind."""
     host = open_host(host_root)
-    chosen = choose(host, host_root, wanted)
+    decision, judged = ask(container, host, host_root)
+    if judged is None:
+        return decision.warnings
     place = namespace.Namespace()
     place.open(container)
     outside = place.outside(container)
-    plan = make_plan(container, chosen, outside)
-    place.warnings += plan.warnings
-    todo = steps.steps(plan, container)
+    plan = make_plan(container, judged.selection, outside, judged.settings)
+    place.warnings += decision.warnings + judged.warnings + plan.warnings
+    fit = judged.compatibility(plan)
+    if fit is not None and fit.warning():
+        place.warnings.append(fit.warning())
+    todo = make_steps(plan, container, judged.settings)
     posix.close(outside)
     posix.umask(0)
     todo = steps.prepare(todo, host, place)
     place.enter(container.root_path)
     steps.run(todo, place)
     return place.warnings
+
+
+class Judged:
+    """A request against a host: the Selection, a verdict on each requirement, and what is to be said of both."""
+
+    __slots__ = ("inventory", "requirements", "selection", "settings", "wanted", "warnings")
+
+    def __init__(self, inventory: dict[str, Any], wanted: Request) -> None:
+        self.inventory = inventory
+        self.settings = settings.of(inventory)
+        self.wanted = wanted
+        self.selection = selection.select(inventory, wanted)
+        self.requirements = requirements.check(wanted.requirements, inventory, self.selection.gpus)
+        self.warnings = list(self.selection.warnings)
+        for verdict in self.requirements:
+            if verdict.satisfied:
+                continue
+            if self.settings["compat.requirements"] != "warn":
+                raise NvhookError(verdict.sentence(), requirements.REMEDY)
+            self.warnings.append(verdict.sentence())
+
+    def compatibility(self, plan: Plan) -> requirements.Compatibility | None:
+        """How the image's CUDA fits the driver's, once it is known whether the image's own libcuda is used."""
+        driver = self.inventory["driver"]
+        return requirements.compatibility(self.wanted.image_cuda, driver, bool(plan.compat_folder))
 
 
 def open_host(host_root: str) -> int:
@@ -49,32 +82,62 @@ def open_host(host_root: str) -> int:
         ) from error
 
 
-def choose(host: int, host_root: str, wanted: Request) -> Selection:
-    """The Selection, from an inventory that is fresh; NVML is asked where only it knows a UUID."""
+def ask(container: Container, host: int, host_root: str) -> tuple[Decision, Judged | None]:
+    """What the container asks for under this host's configuration, and what that comes to; None for no GPU."""
+    known = store.inventory(host, host_root)
+    decision = request.decide(container, settings.of(known))
+    decision.configuration = settings.source(known)
+    if decision.request is None:
+        return decision, None
+    return decision, judge(host, host_root, decision.request, known)
+
+
+def judge(host: int, host_root: str, wanted: Request, known: dict[str, Any]) -> Judged:
+    """The request against an inventory, or, where that does not know something that counts, against one for which
+    NVML was asked. Raises NvhookError."""
     try:
-        return selection.select(store.inventory(host, host_root), wanted)
+        return Judged(known, wanted)
     except selection.UuidsUnknown:
-        pass
+        known = store.renew(host, host_root, nvml=True)
+    except requirements.FactUnknown:
+        known = store.renew(host, host_root, facts=True)
     try:
-        return selection.select(store.renew(host, host_root, nvml=True), wanted)
+        try:
+            return Judged(known, wanted)
+        except requirements.FactUnknown:
+            # It was the UUIDs that were asked for the first time.
+            return Judged(store.renew(host, host_root, facts=True), wanted)
     except selection.UuidsUnknown as error:
         what = f"cannot tell which GPU is {', '.join(wanted.ids or ())}: neither the kernel nor NVML tells all UUIDs"
         raise NvhookError(what, "run nvidia-smi on the host, or ask for the GPU by its index") from error
+    except requirements.FactUnknown as error:
+        what = f"cannot tell whether the image's requirements are met: NVML does not tell the GPUs' {error}"
+        raise NvhookError(
+            what, "run nvidia-smi on the host, or set NVIDIA_DISABLE_REQUIRE=1 in the container"
+        ) from error
 
 
-def make_plan(container: Container, chosen: Selection, base: int) -> Plan:
-    """The Plan for a container whose root `base` is open on."""
+def make_plan(container: Container, chosen: Selection, base: int, configured: dict[str, Any]) -> Plan:
+    """The Plan for a container whose root `base` is open on, under these settings."""
     target = layout.probe(base, container.env)
     plan = layout.layout(chosen, target)
     facts = loader.probe(base)
-    if facts.glibc and any(library["soname"] == "libcuda.so.1" for library in chosen.libraries):
+    has_cuda = any(library["soname"] == "libcuda.so.1" for library in chosen.libraries)
+    if facts.glibc and has_cuda and configured["compat.forward-compatibility"]:
         loader.forward(plan, base, chosen.driver_version)
     folders = [target.library_folder]
     if any(library["class"] == 32 for library in chosen.libraries):
         folders.append(target.library_folder_32)
     loader.complete(plan, base, facts, folders, [mount["containerPath"] for mount in plan.mounts])
+    plan.proc_access = chosen.access
     # Where nothing below /proc is masked (`--privileged`, `procMount: Unmasked`), a mount over a part of it would
     # make the kernel refuse proc mounts in nested user namespaces.
     if not any(path.startswith("/proc/") for path in container.masked_paths):
         plan.proc_mask = None
     return plan
+
+
+def make_steps(plan: Plan, container: Container, configured: dict[str, Any]) -> list[Step]:
+    """The Plan's steps, less those that the configuration leaves to others."""
+    made = steps.steps(plan, container)
+    return [step for step in made if not (configured["prestart.no-cgroups"] and isinstance(step, steps.Rules))]

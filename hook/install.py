@@ -90,6 +90,9 @@ def fill(folder: Path, final: Path) -> None:
         shutil.copytree(origin(name).parent, folder / name, ignore=NOT_COPIED, copy_function=shutil.copyfile)
     for name in MODULES:
         shutil.copyfile(origin(name), folder / origin(name).name)
+    if sys.version_info < (3, 11):
+        # The standard library has no reader for the configuration file yet.
+        shutil.copytree(origin("tomli").parent, folder / "tomli", ignore=NOT_COPIED, copy_function=shutil.copyfile)
     programs = folder / "bin"
     programs.mkdir()
     for name in ("launch", "cuda-check"):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Plan:
-    """Edits and finish. `proc_mask` holds the bus ids left visible, or None where no mask is set.
+    """Edits and finish. `proc_mask` holds the bus ids left visible, or None where no mask is set; `proc_access` what
+    is left visible below /proc/driver/nvidia/capabilities.
 
     `optional` are the container paths of what may fail without ending the start, `covers` the links in whose
     place the library itself is mounted. `cache_needed`: without the cache the loader finds nothing of ours.
@@ -38,6 +39,7 @@ class Plan:
         "musl_path",
         "nodes",
         "optional",
+        "proc_access",
         "proc_mask",
         "stale_folders",
         "warnings",
@@ -60,6 +62,7 @@ class Plan:
         self.mounts: list[dict[str, Any]] = []
         self.links: list[dict[str, str]] = []
         self.cache_entries: list[dict[str, Any]] = []
+        self.proc_access: list[str] = []
         self.proc_mask: list[str] | None = None
 
     def mount(self, host_path: str, container_path: str, options: tuple[str, ...], needed: bool = True) -> None:
@@ -97,6 +100,8 @@ class Plan:
     def finish(self) -> dict[str, Any]:
         """The rest, as `nvhook plan` prints it."""
         mask = None if self.proc_mask is None else {"gpus": self.proc_mask}
+        if mask is not None and self.proc_access:
+            mask["access"] = self.proc_access
         links = [link | {"covered": True} if link["path"] in self.covers else link for link in self.links]
         search: dict[str, Any] = {"drop_in": self.drop_in, "stale_folders": self.stale_folders}
         if self.musl_path:

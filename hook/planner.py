@@ -6,29 +6,60 @@ from __future__ import annotations
 import posix
 from typing import Any
 
-from hook import injection, request, state, steps
+from cdi.host import settings
+from hook import injection, request, state
 from ldcache import root
 from ldcache.errors import NvhookError
 
 
 def plan(bundle: str, host_root: str) -> dict[str, Any]:
-    """`request` (None where no GPU is asked for), `edits` (a CDI containerEdits object), `finish`, `steps`.
+    """`request` (None where no GPU is asked for), `decision`, `requirements`, `compatibility`, `edits` (a CDI
+    containerEdits object), `finish`, `steps`.
 
     Raises NvhookError where the hook would.
     """
     container = state.bundle_container(bundle)
-    wanted = request.read(container.env)
-    if wanted is None:
-        return {"request": None, "edits": {}, "finish": {}, "steps": []}
+    if not request.possible(container, host_root):
+        return _nothing(request.decide(container, settings.DEFAULTS))
     host = injection.open_host(host_root)
+    try:
+        decision, judged = injection.ask(container, host, host_root)
+    finally:
+        posix.close(host)
+    if judged is None:
+        return _nothing(decision)
     base = open_rootfs(container.root_path)
     try:
-        made = injection.make_plan(container, injection.choose(host, host_root, wanted), base)
+        made = injection.make_plan(container, judged.selection, base, judged.settings)
     finally:
         posix.close(base)
-        posix.close(host)
-    todo = [step.describe() for step in steps.steps(made, container)]
-    return {"request": wanted.to_json(), "edits": made.edits(), "finish": made.finish(), "steps": todo}
+    fit = judged.compatibility(made)
+    made.warnings[:0] = decision.warnings + judged.warnings
+    if fit is not None and fit.warning():
+        made.warnings.append(fit.warning())
+    return {
+        "request": judged.wanted.to_json(),
+        "decision": decision.to_json(),
+        "requirements": [verdict.to_json() for verdict in judged.requirements],
+        "compatibility": None if fit is None else fit.to_json(),
+        "edits": made.edits(),
+        "finish": made.finish(),
+        "steps": [step.describe() for step in injection.make_steps(made, container, judged.settings)],
+    }
+
+
+def _nothing(decision: request.Decision) -> dict[str, Any]:
+    """For a container without a GPU: why."""
+    finish = {"warnings": decision.warnings} if decision.warnings else {}
+    return {
+        "request": None,
+        "decision": decision.to_json(),
+        "requirements": [],
+        "compatibility": None,
+        "edits": {},
+        "finish": finish,
+        "steps": [],
+    }
 
 
 def open_rootfs(path: str) -> int:

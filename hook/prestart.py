@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`nvhook prestart`: the OCI prestart hook, which puts the GPU into a container that exists but does not run.
 
-Hot. In order: the container's request; the host's inventory; a Selection; the Plan, whole; everything that
+Hot. In order: whether the container may ask for a GPU at all; the host's inventory, with the configuration; the
+container's request; a Selection; the Plan, whole; everything that
 must be taken from the host's namespaces; then the container's namespace and the Plan's steps. A failure
 anywhere takes all of it back and exits 1.
 """
@@ -22,14 +23,13 @@ def main(argv: list[str]) -> int:
         say(f"{USAGE}\n")
         return 2
     container = state.read_container()
-    wanted = request.read(container.env)
-    if wanted is None:
+    if not request.possible(container, host_root):
         return 0
     # Half of all that is imported, and of no use to the containers that ask for no GPU.
     from hook import injection
 
     kernel.set_no_new_privs()
-    for warning in injection.inject(container, wanted, host_root):
+    for warning in injection.inject(container, host_root):
         say(f"nvhook: warning: {warning}\n")
     return 0
 

@@ -36,6 +36,13 @@ NODE_ROLES = {
     "graphics": ("modeset",),
     "video": ("uvm", "uvm-tools"),
 }
+# What opens a gate is there for one thing each; the variable that asks for it is named where it is missing.
+GATES = {
+    "gdrcopy": ("NVIDIA_GDRCOPY", "/dev/gdrdrv"),
+    "gds": ("NVIDIA_GDS", "/dev/nvidia-fs*"),
+    "mofed": ("NVIDIA_MOFED", "/dev/infiniband/uverbs*"),
+    "nvswitch": ("NVIDIA_NVSWITCH", "/dev/nvidia-nvswitch*"),
+}
 DRM_CAPABILITIES = ("display", "graphics")
 
 # Without these a granted capability does nothing, so their absence ends the start.
@@ -49,13 +56,41 @@ class UuidsUnknown(Exception):
     """A request by UUID, and an inventory in which the kernel does not tell some GPU's UUID: ask NVML."""
 
 
-class Selection:
-    """Entries of the inventory, chosen; each list keeps the inventory's order."""
+class Device:
+    """What one id names: a GPU, and with it one MIG device of it or None."""
 
-    __slots__ = ("driver_version", "files", "firmware", "gpus", "libraries", "nodes", "programs", "sockets")
+    __slots__ = ("gpu", "mig")
+
+    def __init__(self, gpu: dict[str, Any], mig: dict[str, Any] | None = None) -> None:
+        self.gpu = gpu
+        self.mig = mig
+
+
+class Selection:
+    """Entries of the inventory, chosen; each list keeps the inventory's order.
+
+    `access` are the files and folders below /proc/driver/nvidia/capabilities that the container has to see.
+    """
+
+    __slots__ = (
+        "access",
+        "driver_version",
+        "files",
+        "firmware",
+        "gpus",
+        "libraries",
+        "mig",
+        "nodes",
+        "programs",
+        "sockets",
+        "warnings",
+    )
 
     def __init__(self, driver_version: str) -> None:
         self.driver_version = driver_version
+        self.access: list[str] = []
+        self.mig: list[dict[str, Any]] = []
+        self.warnings: list[str] = []
         self.gpus: list[dict[str, Any]] = []
         self.libraries: list[dict[str, Any]] = []
         self.programs: list[dict[str, Any]] = []
@@ -73,7 +108,7 @@ def select(inventory: dict[str, Any], request: Request) -> Selection:
     roles = {role for name in capabilities for role in NODE_ROLES.get(name, ())} | {"control"}
     classes = (32, 64) if "compat32" in capabilities else (64,)
     selection = Selection(inventory["driver"]["version"])
-    selection.gpus = _gpus(inventory, request)
+    selection.gpus, selection.mig = _devices(inventory, request)
     selection.libraries = [
         item
         for item in inventory["libraries"]
@@ -85,6 +120,9 @@ def select(inventory: dict[str, Any], request: Request) -> Selection:
     selection.sockets = [item for item in inventory["sockets"] if item["capability"] in capabilities]
     selection.nodes = _nodes(inventory, selection.gpus, roles, capabilities)
     _check(inventory, selection, request.required)
+    _mig(inventory, selection, request)
+    _imex(inventory, selection, request)
+    _gates(inventory, selection, request)
     return selection
 
 
@@ -92,46 +130,119 @@ def _brings_files(group: str, capabilities: tuple[str, ...]) -> bool:
     return any(group in LIBRARY_GROUPS.get(name, ()) for name in capabilities)
 
 
-def _gpus(inventory: dict[str, Any], request: Request) -> list[dict[str, Any]]:
+def _devices(inventory: dict[str, Any], request: Request) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """GPUs and MIG devices. `all` is all of both; a MIG device brings its GPU, a GPU none of its MIG devices."""
     gpus: list[dict[str, Any]] = inventory["gpus"]
+    mig: list[dict[str, Any]] = inventory.get("mig") or []
     if request.ids is None:
         if not gpus:
             raise _no_gpu(inventory)
-        return list(gpus)
-    chosen: dict[int, dict[str, Any]] = {}
-    for name in request.ids:
-        gpu = find(gpus, name)
-        if gpu is None:
-            raise _unknown(inventory, name)
-        chosen[gpu["index"]] = gpu
-    return [chosen[index] for index in sorted(chosen)]
+        return list(gpus), list(mig)
+    found = [find(inventory, name) for name in request.ids]
+    buses = {device.gpu["bus_id"] for device in found}
+    wanted = [device.mig for device in found if device.mig is not None]
+    return [gpu for gpu in gpus if gpu["bus_id"] in buses], [entry for entry in mig if entry in wanted]
 
 
-def find(gpus: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-    """The GPU that an index or a full UUID (any letter case) names. Raises UuidsUnknown."""
-    if name.isascii() and name.isdigit():
-        # A number of a thousand digits would be slow to convert and is no index of anything.
-        wanted = int(name) if len(name) < 6 else -1
-        return next((gpu for gpu in gpus if gpu["index"] == wanted), None)
-    if not name.upper().startswith("GPU-"):
-        return None
-    for gpu in gpus:
-        if gpu["uuid"] is not None and gpu["uuid"].lower() == name.lower():
-            return gpu
-    if any(gpu["uuid"] is None for gpu in gpus):
+def find(inventory: dict[str, Any], name: str) -> Device:
+    """The device that an id names: an index, a UUID or its unambiguous beginning (any letter case), a bus id; of MIG
+    devices a UUID likewise, `GPU:MIG` by index, or `MIG-GPU-<UUID>/<GPU instance>/<compute instance>`.
+
+    Raises NvhookError for none or several, and UuidsUnknown.
+    """
+    gpus: list[dict[str, Any]] = inventory["gpus"]
+    mig: list[dict[str, Any]] = inventory.get("mig") or []
+    lower = name.lower()
+    if lower.startswith("mig-gpu-"):
+        uuid, gi, ci = (lower[4:].split("/") + ["", ""])[:3]
+        parent = _by_uuid(inventory, gpus, uuid, name) if lower.count("/") == 2 else None
+        numbers = {"gi": _number(gi), "ci": _number(ci)}
+        return _instance(inventory, parent, numbers, name)
+    if lower.startswith("mig-"):
+        entry = _by_uuid(inventory, mig, lower, name)
+        parent = None if entry is None else next((gpu for gpu in gpus if gpu["bus_id"] == entry["gpu"]), None)
+        return _device(inventory, parent, entry, name)
+    if lower.startswith("gpu-"):
+        return _device(inventory, _by_uuid(inventory, gpus, lower, name), None, name)
+    index, colon, rest = name.partition(":")
+    if colon and ":" not in rest:
+        parent = next((gpu for gpu in gpus if gpu["index"] == _number(index)), None)
+        return _instance(inventory, parent, {"index": _number(rest)}, name)
+    address = _address(lower) if colon else None
+    if address is not None:
+        return _device(inventory, next((gpu for gpu in gpus if _address(gpu["bus_id"]) == address), None), None, name)
+    return _device(inventory, next((gpu for gpu in gpus if gpu["index"] == _number(name)), None), None, name)
+
+
+def _device(inventory: dict[str, Any], gpu: dict[str, Any] | None, mig: dict[str, Any] | None, name: str) -> Device:
+    if gpu is None:
+        raise _unknown(inventory, name)
+    return Device(gpu, mig)
+
+
+def _instance(inventory: dict[str, Any], gpu: dict[str, Any] | None, numbers: dict[str, int], name: str) -> Device:
+    """The MIG device of a GPU with these numbers."""
+    if gpu is None:
+        raise _unknown(inventory, name)
+    for entry in inventory.get("mig") or []:
+        if entry["gpu"] == gpu["bus_id"] and all(entry[key] == value for key, value in numbers.items()):
+            return Device(gpu, entry)
+    raise _unknown(inventory, name)
+
+
+def _number(text: str) -> int:
+    """A decimal number, -1 for anything else; one of a thousand digits would be slow to convert and is no index."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else -1
+
+
+def _by_uuid(inventory: dict[str, Any], entries: list[dict[str, Any]], wanted: str, name: str) -> dict[str, Any] | None:
+    """The entry with that UUID, or the only one whose UUID begins so."""
+    begins = []
+    for entry in entries:
+        uuid = entry["uuid"]
+        if uuid is None:
+            continue
+        if uuid.lower() == wanted:
+            return entry
+        if uuid.lower().startswith(wanted) and len(wanted) > 4:
+            begins.append(entry)
+    if any(entry["uuid"] is None for entry in entries):
+        # One of the unknown may begin so too.
         raise UuidsUnknown
-    return None
+    if len(begins) > 1:
+        what = f"{name[:80]!a} is the beginning of more than one UUID; {_valid(inventory)}"
+        raise NvhookError(what, "write more of the UUID")
+    return begins[0] if begins else None
+
+
+def _address(text: str) -> tuple[int, ...] | None:
+    """A PCI address as numbers, whatever its leading zeros; None for what is none."""
+    parts = text.replace(".", ":").split(":")
+    if len(parts) != 4 or text.count(".") != 1 or not all(0 < len(part) <= 8 for part in parts):
+        return None
+    if not all(sign in "0123456789abcdef" for part in parts for sign in part):
+        return None
+    return tuple(int(part, 16) for part in parts)
 
 
 def _unknown(inventory: dict[str, Any], name: str) -> NvhookError:
-    gpus = inventory["gpus"]
-    if not gpus:
+    if not inventory["gpus"]:
         return _no_gpu(inventory)
-    valid = [f"{gpu['index']} ({gpu['uuid'] or gpu['bus_id']})" for gpu in gpus]
     shown = name if len(name) <= 80 else name[:77] + "..."
     left_out = "".join(f"; left out: {fault['bus_id']} ({fault['reason']})" for fault in inventory["faults"])
-    what = f"no GPU {shown!a} on this host; there are {', '.join(valid)}{left_out}"
+    what = f"no GPU {shown!a} on this host; {_valid(inventory)}{left_out}"
     return NvhookError(what, "set NVIDIA_VISIBLE_DEVICES to one of these indexes or UUIDs, or to all")
+
+
+def _valid(inventory: dict[str, Any]) -> str:
+    """The ids that there are."""
+    indexes = {gpu["bus_id"]: gpu["index"] for gpu in inventory["gpus"]}
+    valid = [f"{gpu['index']} ({gpu['uuid'] or gpu['bus_id']})" for gpu in inventory["gpus"]]
+    valid += [
+        f"{indexes.get(entry['gpu'])}:{entry['index']} ({entry['uuid'] or 'MIG'})"
+        for entry in inventory.get("mig") or []
+    ]
+    return f"there are {', '.join(valid)}"
 
 
 def _no_gpu(inventory: dict[str, Any]) -> NvhookError:
@@ -183,3 +294,61 @@ def _missing_library(inventory: dict[str, Any], capability: str, soname: str) ->
 def _missing_node(capability: str, module: str) -> NvhookError:
     what = f"/dev/{module} is missing on the host; capability `{capability}` needs it"
     return NvhookError(what, f"load the module and make its node: modprobe {module} && nvidia-modprobe -u -m")
+
+
+def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
+    """Nodes and access files of the MIG devices, and of what manages or watches MIG."""
+    mig: list[dict[str, Any]] = inventory.get("mig") or []
+    control: dict[str, Any] = inventory.get("mig_control") or {}
+    buses = {gpu["bus_id"] for gpu in selection.gpus}
+    entries = [entry for entry in mig if entry["gpu"] in buses] if request.mig_control else selection.mig
+    for name in request.mig_control:
+        if name not in control:
+            what = f"no capability node for MIG {name} on this host; NVIDIA_MIG_{name.upper()}_DEVICES asks for it"
+            raise NvhookError(
+                what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvidia-modprobe -f FILE"
+            )
+        entries = [*entries, control[name]]
+    for entry in entries:
+        # All or nothing: with the parent alone nothing runs.
+        if not entry["nodes"]:
+            what = f"the capability nodes of MIG device {entry['uuid'] or entry['index']} are missing on the host"
+            raise NvhookError(what, "make them: nvidia-modprobe -c 0 -f FILE for its access files, or run nvidia-smi")
+        _add_nodes(selection, entry["nodes"])
+        selection.access += [path for path in entry["access"] if path not in selection.access]
+    parents = {entry["gpu"] for entry in mig}
+    chosen = {entry["gpu"] for entry in selection.mig}
+    for gpu in selection.gpus:
+        if gpu["bus_id"] in parents - chosen and not request.mig_control:
+            i = gpu["index"]
+            selection.warnings.append(
+                f"GPU {i} is divided into MIG devices, and alone runs nothing: ask for {i}:0 or so"
+            )
+
+
+def _imex(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
+    channels = {entry["channel"]: entry["node"] for entry in inventory.get("imex") or []}
+    for channel in request.imex:
+        if channel not in channels:
+            what = f"IMEX channel {channel} is missing on the host"
+            raise NvhookError(
+                what, f"make /dev/nvidia-caps-imex-channels/channel{channel}: nvidia-modprobe -i {channel}:1"
+            )
+        _add_nodes(selection, [channels[channel]])
+
+
+def _gates(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
+    gates: dict[str, Any] = inventory.get("gates") or {}
+    for name in request.gates:
+        gate = gates.get(name) or {}
+        if not gate.get("nodes"):
+            variable, path = GATES[name]
+            selection.warnings.append(f"{variable} is enabled, and there is no {path} on the host")
+            continue
+        _add_nodes(selection, gate["nodes"])
+        selection.files += gate.get("files") or []
+
+
+def _add_nodes(selection: Selection, nodes: list[dict[str, Any]]) -> None:
+    have = {node["path"] for node in selection.nodes}
+    selection.nodes += [node for node in nodes if node["path"] not in have]

@@ -28,10 +28,12 @@ class Container:
 
     `pid` is its init process in the runtime's pid namespace, 0 where there is none yet. `root_path` is
     absolute on the host. `env` has the last of equal names. `mounts`, `devices`, `device_rules` are
-    config.json's lists as they stand there.
+    config.json's lists as they stand there. `privileged` is CAP_SYS_ADMIN in the bounding set, so it holds for
+    an ordinary user of a `--privileged` container too.
     """
 
     __slots__ = (
+        "annotations",
         "bundle",
         "device_rules",
         "devices",
@@ -41,6 +43,7 @@ class Container:
         "mounts",
         "namespaces",
         "pid",
+        "privileged",
         "root_path",
     )
 
@@ -49,6 +52,8 @@ class Container:
         self.id = identity
         self.pid = pid
         self.root_path = ""
+        self.privileged = False
+        self.annotations: dict[str, str] = {}
         self.env: dict[str, str] = {}
         self.mounts: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
@@ -96,6 +101,9 @@ def read_config(container: Container) -> None:
     container.root_path = _absolute(root_path, container.bundle)
     process = _member(path, spec, "process", dict)
     container.env = _environment(path, _member(path, process, "env", list))
+    container.privileged = "CAP_SYS_ADMIN" in _bounding_set(path, spec, process)
+    annotations = _member(path, spec, "annotations", dict)
+    container.annotations = {name: value for name, value in annotations.items() if isinstance(value, str)}
     linux = _member(path, spec, "linux", dict)
     resources = _member(path, linux, "resources", dict)
     container.mounts = _objects(path, spec, "mounts")
@@ -141,6 +149,21 @@ def _member(path: str, parent: dict[str, Any], name: str, kind: type) -> Any:
     if not isinstance(value, kind):
         raise NvhookError(f"{path}: `{name}` is a {type(value).__name__}, not a {kind.__name__}", REPORT)
     return value
+
+
+def _bounding_set(path: str, spec: dict[str, Any], process: dict[str, Any]) -> list[Any]:
+    if _is_flat(str(spec.get("ociVersion"))):
+        flat: list[Any] = _member(path, process, "capabilities", list)
+        return flat
+    bounding: list[Any] = _member(path, _member(path, process, "capabilities", dict), "bounding", list)
+    return bounding
+
+
+def _is_flat(version: str) -> bool:
+    """Whether that version of the runtime specification has one list of capabilities for all sets: 1.0.0-rc1 to
+    -rc4. Pre-release names are compared as text, as semantic versions ask."""
+    core, hyphen, name = version.partition("+")[0].partition("-")
+    return core == "1.0.0" and bool(hyphen) and "rc1" <= name.partition(".")[0] < "rc5"
 
 
 def _objects(path: str, parent: dict[str, Any], name: str) -> list[dict[str, Any]]:

@@ -43,6 +43,8 @@ def gpu(index: int, minor: int | None = None, uuid: str | None = "known") -> dic
         "minor": minor,
         "bus_id": f"0000:{index + 6:02x}:00.0",
         "uuid": known,
+        "arch": "9.0",
+        "brand": "Nvidia",
         "numa_node": None,
         "name": "NVIDIA H200",
         "node": f"/dev/nvidia{minor}",
@@ -54,7 +56,7 @@ def inventory(gpus: int = 2) -> dict[str, Any]:
     cards = [gpu(index) for index in range(gpus)]
     return {
         "schema": 1,
-        "driver": {"version": VERSION},
+        "driver": {"version": VERSION, "cuda": None},
         "gpus": cards,
         "faults": [],
         "libraries": [
@@ -105,3 +107,48 @@ def inventory(gpus: int = 2) -> dict[str, Any]:
         ],
         "warnings": [],
     }
+
+
+def mig_device(card: dict[str, Any], index: int, gi: int, ci: int = 0, uuid: str | None = "known") -> dict[str, Any]:
+    """A MIG device of a GPU, with the two nodes and the two access files that it needs."""
+    known = f"MIG-{card['index']:04x}{gi:04x}-2222-3333-4444-55555555555{ci}" if uuid == "known" else uuid
+    minor = 30 + 100 * card["index"] + 10 * gi
+    folder = f"/proc/driver/nvidia/capabilities/gpu{card['minor']}/mig/gi{gi}"
+    caps = [
+        node(f"/dev/nvidia-caps/nvidia-cap{number}", 237, number, "mig", card["bus_id"])
+        for number in (minor, minor + 1 + ci)
+    ]
+    access = [f"{folder}/access", f"{folder}/ci{ci}/access"]
+    numbers = {"index": index, "gi": gi, "ci": ci}
+    return {"uuid": known, "gpu": card["bus_id"], **numbers, "nodes": caps, "access": access}
+
+
+def with_everything(made: dict[str, Any], divided: tuple[int, ...] = ()) -> dict[str, Any]:
+    """The same host with MIG devices on some of its GPUs, MIG's control nodes, IMEX channels and all gates."""
+    made["mig"] = [mig_device(made["gpus"][i], j, gi) for i in divided for j, gi in enumerate((3, 1, 7))]
+    folder = "/proc/driver/nvidia/capabilities"
+    made["mig_control"] = {
+        name: {
+            "nodes": [node(f"/dev/nvidia-caps/nvidia-cap{minor}", 237, minor, "mig")],
+            "access": [f"{folder}/mig/{name}"],
+            "uuid": None,
+            "index": None,
+        }
+        for minor, name in ((1, "config"), (2, "monitor"))
+    }
+    channels = "/dev/nvidia-caps-imex-channels"
+    made["imex"] = [{"channel": i, "node": node(f"{channels}/channel{i}", 236, i, "imex")} for i in range(3)]
+    file = {
+        "path": "/etc/cufile.json",
+        "container_path": "/etc/cufile.json",
+        "capability": "",
+        "kind": "gds",
+        "links": [],
+    }
+    made["gates"] = {
+        "gds": {"nodes": [node("/dev/nvidia-fs0", 235, 0, "gds")], "files": [file]},
+        "mofed": {"nodes": [node("/dev/infiniband/uverbs0", 231, 192, "mofed")], "files": []},
+        "gdrcopy": {"nodes": [node("/dev/gdrdrv", 234, 0, "gdrcopy")], "files": []},
+        "nvswitch": {"nodes": [node("/dev/nvidia-nvswitchctl", 233, 255, "nvswitch")], "files": []},
+    }
+    return made

@@ -50,6 +50,9 @@ class Gpu:
             "minor": self.minor,
             "bus_id": self.bus_id,
             "uuid": self.uuid,
+            # NVML's to tell: compute capability (`9.0`) and brand.
+            "arch": None,
+            "brand": None,
             "numa_node": self.numa_node,
             "name": self.name,
             "node": self.node,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cdi import VERSION
-from cdi.host import driver, files, fingerprint, gpus, libraries, nodes, nvml, store
+from cdi.host import config, driver, files, fingerprint, gpus, libraries, nodes, nvml, settings, store
 from cdi.host.store import Options
 from ldcache import root
 from ldcache.errors import NvhookError
@@ -24,7 +24,7 @@ from ldcache.errors import NvhookError
 # A GPU that could not be powered up is looked at again after this many seconds.
 FAULT_PAUSE = 60.0
 
-NVML_MODES = ("never", "auto", "always")
+NVML_MODES = ("never", "auto", "facts", "always")
 
 
 def gather(options: Options, folder: int | None = None, previous: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -61,10 +61,13 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
     recorder.kernel()
     loaded = driver.read(root_fd, options.host_root)
     host = fingerprint.Base(root_fd, "")
-    base = _base(recorder, host, options.driver_root, "driver root")
-    dev = _base(recorder, host, options.dev_root, "dev root")
+    for path in (settings.OURS, settings.NVIDIAS):
+        recorder.file(host, path)
+    configured = config.read(root_fd)
+    places = options.to_json(settings.of({"config": configured}))
+    base = _base(recorder, host, places["driver_root"], "driver root")
+    dev = _base(recorder, host, places["dev_root"], "dev root")
     try:
-        recorder.file(host, "/etc/nvhook/config.toml")
         found, faults = gpus.read(root_fd)
         parts = libraries.read(recorder, loaded, base, host, options.library_search_path)
         node_list, node_warnings = nodes.read(recorder, dev, found)
@@ -72,7 +75,8 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
         result: dict[str, Any] = {
             "schema": store.SCHEMA,
             "nvhook": VERSION,
-            "options": options.to_json(),
+            "options": places,
+            "config": configured,
             "driver": loaded.to_json(None),
             "gpus": [gpu.to_json() for gpu in found],
             "faults": [fault.to_json() for fault in faults],
@@ -82,7 +86,7 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
             "firmware": files.firmware(recorder, base, host, parts.folders, loaded.version),
             "sockets": socket_list,
             "nodes": node_list,
-            "warnings": parts.warnings + node_warnings + socket_warnings,
+            "warnings": configured["warnings"] + parts.warnings + node_warnings + socket_warnings,
         }
     finally:
         for one in (base, dev):
@@ -113,14 +117,23 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
     try:
         if _module(previous) != mine:
             return
-        cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: gpu["uuid"] for gpu in previous["gpus"]}
+        cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: _told(gpu) for gpu in previous["gpus"]}
     except (KeyError, TypeError, IndexError):
         # Somebody edited it; it is of no use then.
         return
     result["driver"]["cuda"] = cuda
     for gpu in result["gpus"]:
-        if gpu["uuid"] is None:
-            gpu["uuid"] = known.get(gpu["bus_id"])
+        _learn(gpu, known.get(gpu["bus_id"], {}))
+
+
+def _told(gpu: dict[str, Any]) -> dict[str, Any]:
+    """What NVML alone may have told of a GPU."""
+    return {name: gpu[name] for name in ("uuid", "arch", "brand")}
+
+
+def _learn(gpu: dict[str, Any], told: dict[str, Any]) -> None:
+    """Add that to what is not known otherwise."""
+    gpu.update({name: value for name, value in told.items() if gpu[name] is None})
 
 
 def _module(inventory: dict[str, Any]) -> list[Any]:
@@ -131,13 +144,16 @@ def _module(inventory: dict[str, Any]) -> list[Any]:
 
 def wants_nvml(result: dict[str, Any], options: Options) -> bool:
     """Whether NVML is to be asked for what an inventory lacks."""
+    if options.nvml == "facts":
+        return not (store.has_facts(result) and store.has_uuids(result))
     return options.nvml == "always" or (options.nvml == "auto" and not store.has_uuids(result))
 
 
 def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nvml.Answer:
     """What only NVML tells of an inventory's GPUs; what fails is a warning in the answer."""
     forced = options.nvml == "always"
-    asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or gpu["uuid"] is None]
+    wanted = ("uuid", "arch", "brand") if options.nvml == "facts" else ("uuid",)
+    asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or any(gpu[name] is None for name in wanted)]
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
     if library is None:
@@ -153,7 +169,8 @@ def add_answer(result: dict[str, Any], answer: nvml.Answer) -> None:
     """Fill in what NVML told; what the kernel tells counts more."""
     result["driver"]["cuda"] = answer.cuda or result["driver"]["cuda"]
     for gpu in result["gpus"]:
-        gpu["uuid"] = gpu["uuid"] or answer.uuids.get(gpu["bus_id"])
+        _learn(gpu, answer.facts.get(gpu["bus_id"], {}))
+        _learn(gpu, {"uuid": answer.uuids.get(gpu["bus_id"])})
     result["warnings"] += answer.warnings
 
 
@@ -232,6 +249,8 @@ def _keep(folder: int, made: dict[str, Any]) -> str | None:
 def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
     if store.stale(root_fd, kept, options) is not None or options.nvml == "always":
         return False
+    if options.nvml == "facts":
+        return store.has_facts(kept)
     return options.nvml == "never" or store.has_uuids(kept)
 
 
@@ -239,7 +258,7 @@ def add_root_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of every command that looks at a host."""
     add = parser.add_argument
     add("--host-root", type=os.path.abspath, default="/", metavar="DIR", help="the folder that stands for the host's /")
-    add("--driver-root", type=host_path, default="/", metavar="DIR", help="where the driver's files lie, on the host")
+    add("--driver-root", type=host_path, metavar="DIR", help="where the driver's files lie; default: as configured")
     add("--dev-root", type=host_path, metavar="DIR", help="where /dev lies, on the host; default: the driver root")
     add(
         "--library-search-path",
@@ -249,7 +268,12 @@ def add_root_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="a folder of the driver's libraries, looked into first; repeatable",
     )
-    add("--nvml", choices=NVML_MODES, default="auto", help="auto: only for UUIDs the kernel lacks")
+    add(
+        "--nvml",
+        choices=NVML_MODES,
+        default="auto",
+        help="auto: only for UUIDs the kernel lacks; facts: for architecture and brand besides",
+    )
     add("--nvml-timeout", type=seconds, default=10.0, metavar="S", help="for each answer of NVML; default: 10")
 
 

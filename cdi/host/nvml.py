@@ -33,15 +33,41 @@ LAST_BACK_OFF = 3600.0
 # NVML as a whole, where it hung or died before it came to a GPU.
 ITSELF = "nvml"
 
+# nvmlBrandType_t as libnvidia-container writes it, which is how images ask for it.
+BRANDS = {
+    0: "Unknown",
+    1: "Quadro",
+    2: "Tesla",
+    3: "NVS",
+    4: "GRID",
+    5: "GeForce",
+    6: "TITAN",
+    7: "VApps",
+    8: "VPC",
+    9: "VCS",
+    10: "VWS",
+    11: "CloudGaming",
+    12: "QuadroRTX",
+    13: "NvidiaRTX",
+    14: "Nvidia",
+    15: "GeForceRTX",
+    16: "TitanRTX",
+}
+
 # How long a killed child may take to be gone before it is left to init.
 REAP = 0.2
 
 
 @dataclass(slots=True)
 class Answer:
-    """UUIDs by bus id, the CUDA version (`13.0`) if NVML told it, and what went wrong."""
+    """UUIDs by bus id, the CUDA version (`13.0`) if NVML told it, and what went wrong.
+
+    `facts` are, by bus id, `arch`, the compute capability (`9.0`), and `brand`, in libnvidia-container's words; each
+    only where NVML told it.
+    """
 
     uuids: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, dict[str, str]] = field(default_factory=dict)
     cuda: str | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -142,6 +168,9 @@ def _hear(said: dict[str, Any], answer: Answer, back_off: BackOff) -> None:
             answer.uuids[bus_id] = said["uuid"]
         else:
             answer.warnings.append(f"NVML calls {_about(bus_id)} {said['uuid']!a}, which is no UUID")
+    facts = {name: str(value) for name, value in said.items() if name in ("arch", "brand")}
+    if facts:
+        answer.facts[bus_id] = facts
     if "cuda" in said:
         answer.cuda = f"{said['cuda'] // 1000}.{said['cuda'] % 1000 // 10}"
         back_off.forgive(ITSELF)
@@ -159,8 +188,8 @@ class Conversation:
         self._ended = False
         self._timeout = timeout
         places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
-        # Two lines for each GPU, the CUDA version, the end.
-        self._lines_left = 2 * len(bus_ids) + 2
+        # Three lines for each GPU, the CUDA version, the end.
+        self._lines_left = 3 * len(bus_ids) + 2
         self._words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places, str(os.getpid()), library, *bus_ids]
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -239,7 +268,8 @@ def parse(line: bytes) -> dict[str, Any] | None:
         said = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    kinds: dict[str, type] = {"asking": str, "gpu": str, "uuid": str, "error": str, "cuda": int, "done": bool}
+    texts = ("asking", "gpu", "uuid", "arch", "brand", "error")
+    kinds: dict[str, type] = {**dict.fromkeys(texts, str), "cuda": int, "done": bool}
     if not isinstance(said, dict) or not said.keys() <= kinds.keys():
         return None
     return said if all(isinstance(value, kinds[name]) for name, value in said.items()) else None
@@ -310,6 +340,23 @@ def _tell(library: str, bus_ids: list[str]) -> Iterator[dict[str, Any]]:
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
             uuid = pynvml.nvmlDeviceGetUUID(handle)
             yield {"gpu": bus_id, "uuid": uuid if isinstance(uuid, str) else uuid.decode()}
+            yield {"gpu": bus_id, **_facts(handle)}
         except pynvml.NVMLError as error:
             yield {"gpu": bus_id, "error": str(error)}
     yield {"done": True}
+
+
+def _facts(handle: Any) -> dict[str, str]:
+    """What requirements compare; a part that this driver or GPU does not tell is left out."""
+    import pynvml
+
+    found = {}
+    try:
+        found["arch"] = "{}.{}".format(*pynvml.nvmlDeviceGetCudaComputeCapability(handle))
+    except pynvml.NVMLError:
+        pass
+    try:
+        found["brand"] = BRANDS.get(pynvml.nvmlDeviceGetBrand(handle), BRANDS[0])
+    except pynvml.NVMLError:
+        pass
+    return found

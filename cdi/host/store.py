@@ -18,7 +18,7 @@ import sys
 import time
 
 from cdi import VERSION, jsontext
-from cdi.host import fingerprint
+from cdi.host import fingerprint, settings
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -51,8 +51,10 @@ REMEDY = "run `nvhook inventory --refresh` on the host and see what it says"
 class Options:
     """What discovery is told: NVIDIA's meanings of the roots, and how far NVML is asked.
 
-    `nvml`: `auto` asks it for UUIDs that the kernel does not tell, `always` for every GPU, `never` not at all.
-    `nvml_timeout` is seconds for each of its answers. Neither is part of what makes an inventory stale.
+    `driver_root` None is the configuration's, `dev_root` None the driver root.
+    `nvml`: `auto` asks it for UUIDs that the kernel does not tell, `facts` for architecture and brand besides,
+    `always` for every GPU, `never` not at all. `nvml_timeout` is seconds for each of its answers. Neither is part
+    of what makes an inventory stale.
     """
 
     __slots__ = ("dev_root", "driver_root", "host_root", "library_search_path", "nvml", "nvml_timeout")
@@ -60,7 +62,7 @@ class Options:
     def __init__(
         self,
         host_root: str = "/",
-        driver_root: str = "/",
+        driver_root: str | None = None,
         dev_root: str | None = None,
         library_search_path: tuple[str, ...] = (),
         nvml: str = "auto",
@@ -68,22 +70,26 @@ class Options:
     ) -> None:
         self.host_root = host_root
         self.driver_root = driver_root
-        self.dev_root = driver_root if dev_root is None else dev_root
+        self.dev_root = dev_root
         self.library_search_path = library_search_path
         self.nvml = nvml
         self.nvml_timeout = nvml_timeout
 
-    def to_json(self) -> dict[str, Any]:
-        """As an inventory holds them: what decides whether it answers the same question."""
+    def to_json(self, configured: dict[str, Any] = settings.DEFAULTS) -> dict[str, Any]:
+        """As an inventory holds them, under its settings: what decides whether it answers the same question."""
+        driver_root = configured["driver.root"] if self.driver_root is None else self.driver_root
         return {
-            "driver_root": self.driver_root,
-            "dev_root": self.dev_root,
+            "driver_root": driver_root,
+            "dev_root": driver_root if self.dev_root is None else self.dev_root,
             "library_search_path": list(self.library_search_path),
         }
 
     def arguments(self) -> list[str]:
         """As `nvhook inventory` takes them."""
-        words = ["--host-root", self.host_root, "--driver-root", self.driver_root, "--dev-root", self.dev_root]
+        words = ["--host-root", self.host_root]
+        for option, place in (("--driver-root", self.driver_root), ("--dev-root", self.dev_root)):
+            if place is not None:
+                words += [option, place]
         for folder in self.library_search_path:
             words += ["--library-search-path", folder]
         return [*words, "--nvml", self.nvml, "--nvml-timeout", str(self.nvml_timeout)]
@@ -113,27 +119,36 @@ def renew(
     root_fd: int,
     host_root: str = "/",
     nvml: bool = False,
+    facts: bool = False,
     options: Options | None = None,
     deadline: float = DEADLINE,
 ) -> dict[str, Any]:
     """A new inventory, even where the kept one is fresh. With `nvml`, NVML is asked for unknown UUIDs; a kept
-    one that is fresh and has them all, which another start may just have made, is as good."""
-    wanted = options or Options(host_root, nvml="auto" if nvml else "never")
-    return _renewed(root_fd, wanted, has_uuids if nvml else lambda kept: False, deadline)
+    one that is fresh and has them all, which another start may just have made, is as good. `facts`: likewise for
+    each GPU's architecture and brand, and the CUDA version."""
+    wanted = options or Options(host_root, nvml="facts" if facts else "auto" if nvml else "never")
+    enough = has_facts if facts else has_uuids if nvml else lambda kept: False
+    return _renewed(root_fd, wanted, enough, deadline)
 
 
 def has_uuids(kept: dict[str, Any]) -> bool:
-    """Whether the UUID of each GPU is known."""
-    return all(gpu["uuid"] is not None for gpu in kept["gpus"])
+    """Whether the UUID of each GPU and MIG device is known."""
+    return all(entry["uuid"] is not None for entry in [*kept["gpus"], *(kept.get("mig") or ())])
+
+
+def has_facts(kept: dict[str, Any]) -> bool:
+    """Whether NVML has told all that requirements compare."""
+    driver: dict[str, Any] = kept["driver"]
+    return driver["cuda"] is not None and all(gpu.get("arch") and gpu.get("brand") for gpu in kept["gpus"])
 
 
 def stale(root_fd: int, kept: dict[str, Any], options: Options) -> str | None:
     """Why a kept inventory is not to be used, or None: the first thing that changed, by its path."""
     if kept.get("schema") != SCHEMA or kept.get("nvhook") != VERSION:
         return "nvhook's version"
-    if kept.get("options") != options.to_json():
-        return "the options"
     try:
+        if kept.get("options") != options.to_json(settings.of(kept)):
+            return "the options"
         return fingerprint.changed(root_fd, kept["fingerprint"])
     except (KeyError, TypeError, ValueError, AttributeError):
         return "the inventory's form"

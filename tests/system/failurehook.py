@@ -14,7 +14,7 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from hook import injection, namespace, request, state, steps  # noqa: E402
+from hook import injection, namespace, state, steps  # noqa: E402
 from hook.step import Step  # noqa: E402
 from ldcache.errors import NvhookError  # noqa: E402
 
@@ -33,14 +33,13 @@ def main() -> None:
     """The hook."""
     host_root, report = sys.argv[2:4]
     container = state.read_container()
-    wanted = request.read(container.env)
-    assert wanted is not None
-    chosen = injection.choose(injection.open_host(host_root), host_root, wanted)
+    _, judged = injection.ask(container, injection.open_host(host_root), host_root)
+    assert judged is not None
     results = []
     place = 0
     while True:
         before = look(container)
-        step, message = in_child(container, chosen, host_root, place)
+        step, message = in_child(container, judged, host_root, place)
         if step is None:
             break
         after = look(container)
@@ -51,14 +50,16 @@ def main() -> None:
         json.dump(results, file)
 
 
-def in_child(container: state.Container, chosen: object, host_root: str, place: int) -> tuple[str | None, str]:
+def in_child(
+    container: state.Container, judged: injection.Judged, host_root: str, place: int
+) -> tuple[str | None, str]:
     """The step that the failure came before, None past the end, and the error's text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         answer: tuple[str | None, str] = (None, "")
         try:
-            answer = attempt(container, chosen, host_root, place)
+            answer = attempt(container, judged, host_root, place)
         finally:
             os.write(writing, json.dumps(answer).encode())
             os._exit(0)
@@ -69,13 +70,13 @@ def in_child(container: state.Container, chosen: object, host_root: str, place: 
     return step, message
 
 
-def attempt(container: state.Container, chosen: object, host_root: str, place: int) -> tuple[str | None, str]:
+def attempt(container: state.Container, judged: injection.Judged, host_root: str, place: int) -> tuple[str | None, str]:
     """As injection.inject, with one more step."""
     host = injection.open_host(host_root)
     where = namespace.Namespace()
     where.open(container)
     outside = where.outside(container)
-    plan = injection.make_plan(container, chosen, outside)  # type: ignore[arg-type]
+    plan = injection.make_plan(container, judged.selection, outside, judged.settings)
     todo = steps.steps(plan, container)
     if place > len(todo):
         return None, ""

@@ -12,7 +12,7 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from hook import injection, namespace, request, state, steps  # noqa: E402
+from hook import injection, namespace, state, steps  # noqa: E402
 from hook.step import Step  # noqa: E402
 
 
@@ -30,13 +30,13 @@ def main() -> None:
     """The hook."""
     host_root, place = sys.argv[2], int(sys.argv[3])
     container = state.read_container()
-    wanted = request.read(container.env)
-    assert wanted is not None
     host = injection.open_host(host_root)
+    _, judged = injection.ask(container, host, host_root)
+    assert judged is not None
     where = namespace.Namespace()
     where.open(container)
     outside = where.outside(container)
-    plan = injection.make_plan(container, injection.choose(host, host_root, wanted), outside)
+    plan = injection.make_plan(container, judged.selection, outside, judged.settings)
     todo = steps.steps(plan, container)
     if place <= len(todo):
         todo.insert(place, Killed())

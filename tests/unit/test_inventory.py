@@ -87,6 +87,8 @@ def test_h200_kernel_facts(h200: SimulatedHost) -> None:
             "minor": 0,
             "bus_id": "0000:00:06.0",
             "uuid": "GPU-11111111-2222-3333-4444-555555555555",
+            "arch": None,
+            "brand": None,
             "numa_node": None,
             "name": "NVIDIA H200",
             "node": "/dev/nvidia0",

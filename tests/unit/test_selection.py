@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from cdi.host import settings
 from hook import request, selection
 from hook.request import ALL_CAPABILITIES, Request
+from hook.state import Container
 from ldcache.errors import NvhookError
 from tests import inventories
 
@@ -18,6 +20,15 @@ def choose(
 ) -> selection.Selection:
     """A Selection from the ordinary inventory of two GPUs."""
     return selection.select(inventory or inventories.inventory(), Request(ids, capabilities or ("compute", "utility")))
+
+
+def decided(env: dict[str, str]) -> Request:
+    """What an environment asks for."""
+    container = Container("/bundle")
+    container.env = env
+    wanted = request.decide(container, settings.DEFAULTS).request
+    assert wanted is not None
+    return wanted
 
 
 def sonames(chosen: selection.Selection) -> set[str]:
@@ -78,6 +89,8 @@ def test_ids_in_any_order_and_form() -> None:
     for ids in (("0", "1"), ("1", "0"), (uuid, "0"), (uuid.upper().replace("GPU", "gpu"), "0", "1")):
         assert [gpu["index"] for gpu in choose(ids).gpus] == [0, 1]
     assert [gpu["index"] for gpu in choose((uuid,)).gpus] == [1]
+    for beginning in ("GPU-00000001", "gpu-00000001-2222-33", "0000:07:00.0", "00000000:07:00.0", "0:7:0.0"):
+        assert [gpu["index"] for gpu in choose((beginning,)).gpus] == [1]
 
 
 def test_no_gpu_still_brings_the_drivers_files() -> None:
@@ -149,11 +162,9 @@ def test_all_does_not_ask_for_a_display_that_the_host_lacks() -> None:
     inventory = inventories.inventory(1)
     inventory["nodes"] = [item for item in inventory["nodes"] if item["role"] != "modeset"]
     env = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
-    wanted = request.read(env)
-    assert wanted is not None
+    wanted = decided(env)
     assert selection.select(inventory, wanted).gpus == inventory["gpus"]
-    wanted = request.read(env | {"NVIDIA_DRIVER_CAPABILITIES": "display,all"})
-    assert wanted is not None
+    wanted = decided(env | {"NVIDIA_DRIVER_CAPABILITIES": "display,all"})
     with pytest.raises(NvhookError, match="/dev/nvidia-modeset is missing"):
         selection.select(inventory, wanted)
 
@@ -164,3 +175,137 @@ def test_what_may_be_missing() -> None:
     inventory["files"] = inventory["firmware"] = inventory["sockets"] = []
     chosen = choose(("0",), "compute", "graphics", "utility", inventory=inventory)
     assert paths(chosen.nodes) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia0"]
+
+
+# --- beginnings of UUIDs
+
+
+def test_a_beginning_of_several_uuids() -> None:
+    with pytest.raises(NvhookError, match="'GPU-0000' is the beginning of more than one UUID; there are 0 "):
+        choose(("GPU-0000",))
+    with pytest.raises(NvhookError, match="no GPU 'GPU-' on this host"):
+        choose(("GPU-",))
+
+
+def test_a_beginning_where_a_uuid_is_unknown() -> None:
+    inventory = inventories.inventory()
+    inventory["gpus"][1]["uuid"] = None
+    with pytest.raises(selection.UuidsUnknown):
+        choose(("GPU-00000000",), inventory=inventory)
+
+
+# --- MIG
+
+
+@pytest.fixture
+def divided() -> dict[str, Any]:
+    """Three GPUs, the second and third divided."""
+    return inventories.with_everything(inventories.inventory(3), (1, 2))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1:0",
+        "MIG-00010003-2222-3333-4444-555555555550",
+        "mig-00010003",
+        "MIG-GPU-00000001-2222-3333-4444-555555555555/3/0",
+    ],
+)
+def test_a_mig_device(divided: dict[str, Any], name: str) -> None:
+    chosen = choose((name,), "utility", inventory=divided)
+    assert [gpu["index"] for gpu in chosen.gpus] == [1]
+    assert paths(chosen.nodes) == [
+        "/dev/nvidiactl",
+        "/dev/nvidia1",
+        "/dev/nvidia-caps/nvidia-cap160",
+        "/dev/nvidia-caps/nvidia-cap161",
+    ]
+    folder = "/proc/driver/nvidia/capabilities/gpu1/mig/gi3"
+    assert chosen.access == [f"{folder}/access", f"{folder}/ci0/access"]
+    assert chosen.warnings == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0:0",
+        "1:3",
+        "1:",
+        ":1",
+        "1:x",
+        "9:0",
+        "MIG-GPU-00000001-2222-3333-4444-555555555555/9/0",
+        "MIG-GPU-1/3",
+        "MIG-GPU-00000001-2222-3333-4444-555555555555/3/0/0",
+        "MIG-ffff",
+    ],
+)
+def test_no_such_mig_device(divided: dict[str, Any], name: str) -> None:
+    with pytest.raises(NvhookError, match=r"no GPU .* there are 0 .*, 1:0 \(MIG-00010003"):
+        choose((name,), "utility", inventory=divided)
+
+
+def test_all_is_all_mig_devices_too(divided: dict[str, Any]) -> None:
+    chosen = choose(None, "utility", inventory=divided)
+    assert (len(chosen.gpus), len(chosen.mig)) == (3, 6)
+    assert len([path for path in paths(chosen.nodes) if "nvidia-caps" in path]) == 12
+    assert chosen.warnings == []
+
+
+def test_a_divided_gpu_alone_runs_nothing(divided: dict[str, Any]) -> None:
+    chosen = choose(("0", "1"), "utility", inventory=divided)
+    assert chosen.mig == []
+    assert chosen.warnings == ["GPU 1 is divided into MIG devices, and alone runs nothing: ask for 1:0 or so"]
+
+
+def test_a_mig_device_without_its_nodes(divided: dict[str, Any]) -> None:
+    divided["mig"][0]["nodes"] = []
+    with pytest.raises(NvhookError, match="the capability nodes of MIG device MIG-00010003.* are missing"):
+        choose(("1:0",), "utility", inventory=divided)
+
+
+def test_a_mig_uuid_that_only_nvml_knows(divided: dict[str, Any]) -> None:
+    divided["mig"][1]["uuid"] = None
+    with pytest.raises(selection.UuidsUnknown):
+        choose(("MIG-ffffffff-2222-3333-4444-555555555555",), "utility", inventory=divided)
+    assert len(choose(("1:1",), "utility", inventory=divided).mig) == 1
+
+
+def test_managing_mig(divided: dict[str, Any]) -> None:
+    wanted = Request(("1",), ("utility",))
+    wanted.mig_control = ("config", "monitor")
+    chosen = selection.select(divided, wanted)
+    assert {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"} <= set(paths(chosen.nodes))
+    assert len([path for path in paths(chosen.nodes) if "nvidia-caps" in path]) == 8
+    assert "/proc/driver/nvidia/capabilities/mig/config" in chosen.access
+    with pytest.raises(NvhookError, match="no capability node for MIG config"):
+        selection.select(inventories.inventory(2), wanted)
+
+
+# --- IMEX channels and gates
+
+
+def test_imex_channels(divided: dict[str, Any]) -> None:
+    wanted = Request(("0",), ("utility",))
+    wanted.imex = (0, 2)
+    assert [path for path in paths(selection.select(divided, wanted).nodes) if "imex" in path] == [
+        f"/dev/nvidia-caps-imex-channels/channel{number}" for number in (0, 2)
+    ]
+    wanted.imex = (3,)
+    for inventory in (divided, inventories.inventory(1)):
+        with pytest.raises(NvhookError, match="IMEX channel 3 is missing"):
+            selection.select(inventory, wanted)
+
+
+def test_gates(divided: dict[str, Any]) -> None:
+    wanted = Request(("0",), ("utility",))
+    wanted.gates = ("gds", "nvswitch")
+    chosen = selection.select(divided, wanted)
+    assert paths(chosen.nodes)[-2:] == ["/dev/nvidia-fs0", "/dev/nvidia-nvswitchctl"]
+    assert paths(chosen.files) == ["/etc/cufile.json"]
+    chosen = selection.select(inventories.inventory(1), wanted)
+    assert chosen.warnings == [
+        "NVIDIA_GDS is enabled, and there is no /dev/nvidia-fs* on the host",
+        "NVIDIA_NVSWITCH is enabled, and there is no /dev/nvidia-nvswitch* on the host",
+    ]

@@ -110,3 +110,38 @@ def test_a_config_that_is_a_fifo_or_too_big(tmp_path: Path) -> None:
         file.truncate(state.CONFIG_MAX + 1)
     with pytest.raises(NvhookError, match="File too large"):
         state.bundle_container(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("version", "capabilities", "privileged"),
+    [
+        ("1.0.2", {"bounding": ["CAP_CHOWN", "CAP_SYS_ADMIN"]}, True),
+        ("1.2.0-dev", {"bounding": ["CAP_SYS_ADMIN"]}, True),
+        # What a process has, or may pass on, is another matter than what it may ever get.
+        ("1.0.2", {"effective": ["CAP_SYS_ADMIN"], "permitted": ["CAP_SYS_ADMIN"], "bounding": []}, False),
+        ("1.0.2", {"bounding": None}, False),
+        ("1.0.2", None, False),
+        ("1.0.0-rc1", ["CAP_SYS_ADMIN"], True),
+        ("1.0.0-rc4-dev", ["CAP_SYS_ADMIN"], True),
+        ("1.0.0-rc4", ["CAP_CHOWN"], False),
+        ("1.0.0-rc5", {"bounding": ["CAP_SYS_ADMIN"]}, True),
+        ("1.0.0", {"bounding": ["CAP_SYS_ADMIN"]}, True),
+        ("no version", {"bounding": ["CAP_SYS_ADMIN"]}, True),
+        (None, {"bounding": ["CAP_SYS_ADMIN"]}, True),
+    ],
+)
+def test_privileged(tmp_path: Path, version: object, capabilities: object, privileged: bool) -> None:
+    config = CONFIG | {"ociVersion": version, "process": {"capabilities": capabilities}}
+    assert state.bundle_container(bundle(tmp_path, config)).privileged is privileged
+
+
+@pytest.mark.parametrize(("version", "capabilities"), [("1.0.2", ["CAP_SYS_ADMIN"]), ("1.0.0-rc2", {"bounding": []})])
+def test_capabilities_of_another_version_than_the_file_says(tmp_path: Path, version: str, capabilities: object) -> None:
+    config = CONFIG | {"ociVersion": version, "process": {"capabilities": capabilities}}
+    with pytest.raises(NvhookError, match="`capabilities` is a"):
+        state.bundle_container(bundle(tmp_path, config))
+
+
+def test_annotations(tmp_path: Path) -> None:
+    config = CONFIG | {"annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0", "bad": 7}}
+    assert state.bundle_container(bundle(tmp_path, config)).annotations == {"cdi.k8s.io/x": "nvidia.com/gpu=0"}

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration files: read, judged, and turned into what `cdi.host.settings` gives to hot code.
+
+`/etc/nvhook/config.toml` is ours. Where it is absent, NVIDIA's `/etc/nvidia-container-runtime/config.toml` is obeyed,
+key by key; docs/configuration.md has both. A value of the wrong kind is an error: some keys decide what a container
+may ask for, and a guess would be somebody's hole. A key that is not known is a warning with the likeliest name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cdi.host import settings
+from ldcache import root
+from ldcache.errors import NvhookError
+
+if sys.version_info >= (3, 11):
+    import tomllib  # novm
+else:
+    import tomli as tomllib
+
+Convert = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key of our file: what it means, in a line, and how its value is read. ValueError says what it must be."""
+
+    text: str
+    convert: Convert
+
+
+def boolean(value: Any) -> bool:
+    """true or false."""
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
+    return value
+
+
+def string(value: Any) -> str:
+    """Any string."""
+    if not isinstance(value, str):
+        raise ValueError("a string")
+    return value
+
+
+def strings(value: Any) -> list[str]:
+    """A list of strings."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError("a list of strings")
+    return list(value)
+
+
+def names(value: Any) -> list[str]:
+    """Names between commas in a string, as NVIDIA's file has them, or a list of strings."""
+    items = strings(value) if isinstance(value, list) else string(value).split(",")
+    return [item.strip() for item in items if item.strip()]
+
+
+def capabilities(value: Any) -> list[str]:
+    """Driver capabilities between commas, sorted; `all` for all."""
+    items = names(value)
+    unknown = [item for item in items if item not in (*settings.CAPABILITIES, "all")]
+    if unknown:
+        raise ValueError(f"`all` or some of {', '.join(settings.CAPABILITIES)}, not {', '.join(unknown)}")
+    return list(settings.CAPABILITIES) if "all" in items else sorted(set(items))
+
+
+def folder(value: Any) -> str:
+    """An absolute path; "" is the host's root, as in NVIDIA's file."""
+    path = string(value) or "/"
+    if not path.startswith("/"):
+        raise ValueError("an absolute path")
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def choice(*values: str) -> Convert:
+    """One of a few words."""
+
+    def convert(value: Any) -> str:
+        if value not in values:
+            raise ValueError(f"one of {', '.join(values)}")
+        return str(value)
+
+    return convert
+
+
+KEYS: dict[str, Key] = {
+    "accept-nvidia-visible-devices-as-volume-mounts": Key(
+        "obey mounts of /dev/null below /var/run/nvidia-container-devices", boolean
+    ),
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": Key(
+        "obey the environment of containers without CAP_SYS_ADMIN", boolean
+    ),
+    "disable-require": Key("do not look at NVIDIA_REQUIRE_*", boolean),
+    "supported-driver-capabilities": Key("what NVIDIA_DRIVER_CAPABILITIES may ask for, commas between", capabilities),
+    "swarm-resource": Key("variables that come before NVIDIA_VISIBLE_DEVICES, commas between", names),
+    "compat.capabilities": Key("honour: what the container asks for; all: everything", choice("honour", "all")),
+    "compat.forward-compatibility": Key("use the libraries in an image's /usr/local/cuda/compat", boolean),
+    "compat.requirements": Key("what follows from NVIDIA_REQUIRE_* that are not met", choice("enforce", "warn", "off")),
+    "compat.unknown-capability": Key("what follows from a capability that nobody knows", choice("error", "warn")),
+    "driver.root": Key("where the driver's files lie on the host", folder),
+    "features.ignore-imex-channel-requests": Key("give no IMEX channels", boolean),
+    "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),
+}
+
+
+def forward_compatibility(value: Any) -> bool:
+    """NVIDIA's modes: but for `disabled`, each decides by the note in the image's library, as we do."""
+    return bool(choice("disabled", "hook", "ldconfig", "mount")(value) != "disabled")
+
+
+# NVIDIA's keys: our own, where there is one, and how the value is read. The shim's keep their names: they have no
+# meaning for the hook. None: what the key is about does not exist here (no command line tool, no ldconfig).
+NVIDIA: dict[str, tuple[str | None, Convert]] = {
+    "accept-nvidia-visible-devices-as-volume-mounts": ("accept-nvidia-visible-devices-as-volume-mounts", boolean),
+    "accept-nvidia-visible-devices-envvar-when-unprivileged": (
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+        boolean,
+    ),
+    "disable-require": ("disable-require", boolean),
+    "supported-driver-capabilities": ("supported-driver-capabilities", capabilities),
+    "swarm-resource": ("swarm-resource", names),
+    "features.allow-cuda-compat-libs-from-container": (None, boolean),
+    "features.allow-ldconfig-from-container": (None, boolean),
+    "features.allow-unknown-oci-spec-fields": (None, boolean),
+    "features.disable-cuda-compat-lib-hook": (None, boolean),
+    "features.disable-imex-channel-creation": (None, boolean),
+    "features.ignore-imex-channel-requests": ("features.ignore-imex-channel-requests", boolean),
+    "features.no-additional-gids-for-device-nodes": (None, boolean),
+    "nvidia-container-cli.debug": (None, string),
+    "nvidia-container-cli.environment": (None, strings),
+    "nvidia-container-cli.ldcache": (None, string),
+    "nvidia-container-cli.ldconfig": (None, string),
+    "nvidia-container-cli.load-kmods": (None, boolean),
+    "nvidia-container-cli.no-cgroups": ("prestart.no-cgroups", boolean),
+    "nvidia-container-cli.no-pivot": (None, boolean),
+    "nvidia-container-cli.path": (None, string),
+    "nvidia-container-cli.root": ("driver.root", folder),
+    "nvidia-container-cli.user": (None, string),
+    "nvidia-container-runtime.debug": ("nvidia-container-runtime.debug", string),
+    "nvidia-container-runtime.log-level": ("nvidia-container-runtime.log-level", string),
+    "nvidia-container-runtime.mode": (
+        "nvidia-container-runtime.mode",
+        choice("auto", "cdi", "csv", "jit-cdi", "legacy"),
+    ),
+    "nvidia-container-runtime.modes.cdi.annotation-prefixes": (
+        "nvidia-container-runtime.modes.cdi.annotation-prefixes",
+        strings,
+    ),
+    "nvidia-container-runtime.modes.cdi.default-kind": ("nvidia-container-runtime.modes.cdi.default-kind", string),
+    "nvidia-container-runtime.modes.cdi.spec-dirs": ("nvidia-container-runtime.modes.cdi.spec-dirs", strings),
+    "nvidia-container-runtime.modes.csv.compat-container-root": (None, string),
+    "nvidia-container-runtime.modes.csv.mount-spec-path": (None, string),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (None, strings),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (None, strings),
+    "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("compat.forward-compatibility", forward_compatibility),
+    "nvidia-container-runtime.runtimes": ("nvidia-container-runtime.runtimes", strings),
+    "nvidia-container-runtime-hook.path": (None, string),
+    "nvidia-container-runtime-hook.skip-mode-detection": (None, boolean),
+    "nvidia-ctk.path": (None, string),
+}
+
+
+def read(root_fd: int) -> dict[str, Any]:
+    """The configuration in force, as an inventory holds it: `source`, a path on the host or None; `values`, those that
+    the file sets; `warnings`. Raises NvhookError."""
+    for path in (settings.OURS, settings.NVIDIAS):
+        try:
+            content = root.read_file(root_fd, path, settings.FILE_MAX)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise NvhookError(f"cannot read {path}: {error.strerror}", "repair the file, or remove it") from error
+        values, warnings = parse(path, content)
+        return {"source": path, "values": values, "warnings": warnings}
+    return {"source": None, "values": {}, "warnings": []}
+
+
+def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a file holds, by our names, and what it holds beside them. Raises NvhookError."""
+    try:
+        document = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise NvhookError(f"{path} is no TOML: {error}", "repair the file, or remove it") from error
+    known = {name: (name, key.convert) for name, key in KEYS.items()} if path == settings.OURS else NVIDIA
+    values: dict[str, Any] = {}
+    warnings = []
+    for name, value in flat(document, {known_name.rpartition(".")[0] for known_name in known}):
+        if name not in known:
+            warnings.append(f"{path}: {name} is no key of it{suggestion(name, list(known))}")
+            continue
+        ours, convert = known[name]
+        converted = judged(path, name, value, convert)
+        if ours is not None:
+            values[ours] = converted
+    return values, warnings
+
+
+def flat(table: dict[str, Any], tables: set[str], above: str = "") -> list[tuple[str, Any]]:
+    """Names with dots and values. A table that no known key lies in is one unknown name, not many."""
+    found: list[tuple[str, Any]] = []
+    for name, value in table.items():
+        path = f"{above}{name}"
+        if isinstance(value, dict) and any(f"{known}.".startswith(f"{path}.") for known in tables):
+            found += flat(value, tables, f"{path}.")
+        else:
+            found.append((path, value))
+    return found
+
+
+def suggestion(name: str, known: list[str]) -> str:
+    """The likeliest name that was meant, as the end of a sentence."""
+    by_last = {one.rpartition(".")[2]: one for one in known}
+    near = difflib.get_close_matches(name, known, 1, 0.75)
+    near = near or [by_last[one] for one in difflib.get_close_matches(name.rpartition(".")[2], by_last, 1, 0.75)]
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def judged(path: str, name: str, value: Any, convert: Convert) -> Any:
+    """The value as a setting. Raises NvhookError naming file, key and what it must be."""
+    try:
+        return convert(value)
+    except ValueError as error:
+        what = f"{path}: {name} is {ascii(value)[:80]}; it must be {error}"
+        raise NvhookError(what, f"write {name} as docs/configuration.md says") from error

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration files: each key, what is wrong in them, what an inventory makes of them, and `nvhook config`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdi.host import config, inventory, settings, store
+from cdi.host.store import Options
+from hook import cli
+from ldcache import root
+from ldcache.errors import NvhookError
+from tests.simhost import Host, SimulatedHost, build
+
+TREE = Path(__file__).resolve().parents[2]
+
+
+def place(host: Path, path: str, text: str) -> Path:
+    """Write a host's file."""
+    file = host / path[1:]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def read(host: Path) -> dict[str, Any]:
+    """The configuration of the host below a folder."""
+    fd = root.open_root(str(host))
+    try:
+        return config.read(fd)
+    finally:
+        os.close(fd)
+
+
+def values(host: Path, path: str, text: str) -> dict[str, Any]:
+    """What a file with that text sets, which must have nothing to be warned of."""
+    place(host, path, text)
+    found = read(host)
+    assert (found["source"], found["warnings"]) == (path, [])
+    return dict(found["values"])
+
+
+# --- ours
+
+
+def test_every_key_has_a_default_and_a_line_in_the_manual() -> None:
+    assert set(config.KEYS) == set(settings.DEFAULTS)
+    manual = (TREE / "docs/configuration.md").read_text()
+    assert [name for name in config.KEYS if f"`{name}`" not in manual] == []
+    assert [name for name in config.NVIDIA if f"`{name}`" not in manual] == []
+    for name, default in settings.DEFAULTS.items():
+        assert config.KEYS[name].convert(default) == default
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("disable-require = true", {"disable-require": True}),
+        ('swarm-resource = "A, B,"', {"swarm-resource": ["A", "B"]}),
+        ('swarm-resource = ["A"]', {"swarm-resource": ["A"]}),
+        (
+            "accept-nvidia-visible-devices-as-volume-mounts = true",
+            {"accept-nvidia-visible-devices-as-volume-mounts": True},
+        ),
+        (
+            "accept-nvidia-visible-devices-envvar-when-unprivileged = false",
+            {"accept-nvidia-visible-devices-envvar-when-unprivileged": False},
+        ),
+        ('supported-driver-capabilities = "ngx,compute"', {"supported-driver-capabilities": ["compute", "ngx"]}),
+        ('supported-driver-capabilities = "all"', {"supported-driver-capabilities": list(settings.CAPABILITIES)}),
+        ('supported-driver-capabilities = ""', {"supported-driver-capabilities": []}),
+        ('[compat]\ncapabilities = "all"', {"compat.capabilities": "all"}),
+        ('[compat]\nunknown-capability = "warn"', {"compat.unknown-capability": "warn"}),
+        ('compat.requirements = "off"', {"compat.requirements": "off"}),
+        ("[compat]\nforward-compatibility = false", {"compat.forward-compatibility": False}),
+        ('[driver]\nroot = "/run//nvidia/driver/"', {"driver.root": "/run/nvidia/driver"}),
+        ("[features]\nignore-imex-channel-requests = true", {"features.ignore-imex-channel-requests": True}),
+        ("[prestart]\nno-cgroups = true", {"prestart.no-cgroups": True}),
+        ("", {}),
+    ],
+)
+def test_our_keys(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    assert values(tmp_path, settings.OURS, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("disable-require = 1", "disable-require is 1; it must be true or false"),
+        ("disable-require = {}", "disable-require is {}; it must be true or false"),
+        ('supported-driver-capabilities = "compute,bogus"', "not bogus"),
+        ("swarm-resource = 7", "it must be a string"),
+        ("swarm-resource = [7]", "it must be a list of strings"),
+        ('compat.requirements = "of"', "it must be one of enforce, warn, off"),
+        ("compat.requirements = []", "it must be one of enforce, warn, off"),
+        ('driver.root = "run"', "it must be an absolute path"),
+        ("disable-require = tru", "is no TOML"),
+        ("a = 1\na = 2", "is no TOML"),
+    ],
+)
+def test_what_is_wrong_is_an_error(tmp_path: Path, text: str, expected: str) -> None:
+    place(tmp_path, settings.OURS, text)
+    with pytest.raises(NvhookError) as caught:
+        read(tmp_path)
+    assert expected in caught.value.what and settings.OURS in caught.value.what
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    place(tmp_path, settings.OURS, "").write_bytes(b"\xff\xfe")
+    with pytest.raises(NvhookError, match="is no TOML"):
+        read(tmp_path)
+
+
+def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
+    place(tmp_path, settings.NVIDIAS, "disable-require = true")
+    (tmp_path / settings.OURS[1:]).mkdir(parents=True)
+    with pytest.raises(NvhookError, match="cannot read /etc/nvhook/config.toml"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("disable-requires = true", "disable-requires is no key of it; did you mean disable-require?"),
+        ('[compat]\nrequirement = "off"', "compat.requirement is no key of it; did you mean compat.requirements?"),
+        ("no-cgroups = true", "no-cgroups is no key of it; did you mean prestart.no-cgroups?"),
+        ("[nvidia-container-cli]\nroot = '/'", "nvidia-container-cli is no key of it"),
+        ("compat = 7", "compat is no key of it"),
+        ("zzz = 1", "zzz is no key of it"),
+    ],
+)
+def test_unknown_keys_are_warned_of(tmp_path: Path, text: str, expected: str) -> None:
+    place(tmp_path, settings.OURS, text)
+    found = read(tmp_path)
+    assert found["values"] == {}
+    (warning,) = found["warnings"]
+    assert warning.startswith(f"{settings.OURS}: {expected}")
+
+
+# --- NVIDIA's
+
+
+NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
+    (
+        "accept-nvidia-visible-devices-as-volume-mounts",
+        "true",
+        {"accept-nvidia-visible-devices-as-volume-mounts": True},
+    ),
+    (
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+        "false",
+        {"accept-nvidia-visible-devices-envvar-when-unprivileged": False},
+    ),
+    ("disable-require", "true", {"disable-require": True}),
+    ("supported-driver-capabilities", '"video,utility"', {"supported-driver-capabilities": ["utility", "video"]}),
+    ("swarm-resource", '"DOCKER_RESOURCE_GPU"', {"swarm-resource": ["DOCKER_RESOURCE_GPU"]}),
+    ("features.allow-cuda-compat-libs-from-container", "true", {}),
+    ("features.allow-ldconfig-from-container", "true", {}),
+    ("features.allow-unknown-oci-spec-fields", "true", {}),
+    ("features.disable-cuda-compat-lib-hook", "true", {}),
+    ("features.disable-imex-channel-creation", "true", {}),
+    ("features.ignore-imex-channel-requests", "true", {"features.ignore-imex-channel-requests": True}),
+    ("features.no-additional-gids-for-device-nodes", "true", {}),
+    ("nvidia-container-cli.debug", '"/var/log/cli.log"', {}),
+    ("nvidia-container-cli.environment", '["A=1"]', {}),
+    ("nvidia-container-cli.ldcache", '"/etc/ld.so.cache"', {}),
+    ("nvidia-container-cli.ldconfig", '"@/sbin/ldconfig.real"', {}),
+    ("nvidia-container-cli.load-kmods", "true", {}),
+    ("nvidia-container-cli.no-cgroups", "true", {"prestart.no-cgroups": True}),
+    ("nvidia-container-cli.no-pivot", "true", {}),
+    ("nvidia-container-cli.path", '"/usr/bin/nvidia-container-cli"', {}),
+    ("nvidia-container-cli.root", '"/run/nvidia/driver"', {"driver.root": "/run/nvidia/driver"}),
+    ("nvidia-container-cli.user", '"root:video"', {}),
+    ("nvidia-container-runtime.debug", '"/x.log"', {"nvidia-container-runtime.debug": "/x.log"}),
+    ("nvidia-container-runtime.log-level", '"debug"', {"nvidia-container-runtime.log-level": "debug"}),
+    ("nvidia-container-runtime.mode", '"legacy"', {"nvidia-container-runtime.mode": "legacy"}),
+    (
+        "nvidia-container-runtime.modes.cdi.annotation-prefixes",
+        '["a/"]',
+        {"nvidia-container-runtime.modes.cdi.annotation-prefixes": ["a/"]},
+    ),
+    (
+        "nvidia-container-runtime.modes.cdi.default-kind",
+        '"nvidia.com/gpu"',
+        {"nvidia-container-runtime.modes.cdi.default-kind": "nvidia.com/gpu"},
+    ),
+    (
+        "nvidia-container-runtime.modes.cdi.spec-dirs",
+        '["/etc/cdi"]',
+        {"nvidia-container-runtime.modes.cdi.spec-dirs": ["/etc/cdi"]},
+    ),
+    ("nvidia-container-runtime.modes.csv.compat-container-root", '""', {}),
+    ("nvidia-container-runtime.modes.csv.mount-spec-path", '"/etc/x.d"', {}),
+    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", '["all"]', {}),
+    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags", "[]", {}),
+    (
+        "nvidia-container-runtime.modes.legacy.cuda-compat-mode",
+        '"disabled"',
+        {"compat.forward-compatibility": False},
+    ),
+    ("nvidia-container-runtime.runtimes", '["crun"]', {"nvidia-container-runtime.runtimes": ["crun"]}),
+    ("nvidia-container-runtime-hook.path", '"nvidia-container-runtime-hook"', {}),
+    ("nvidia-container-runtime-hook.skip-mode-detection", "true", {}),
+    ("nvidia-ctk.path", '"nvidia-ctk"', {}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "expected"), NVIDIA_KEYS, ids=[key[0] for key in NVIDIA_KEYS])
+def test_nvidias_keys(tmp_path: Path, name: str, value: str, expected: dict[str, Any]) -> None:
+    table, _, key = name.rpartition(".")
+    text = f"[{table}]\n{key} = {value}\n" if table else f"{key} = {value}\n"
+    assert values(tmp_path, settings.NVIDIAS, text) == expected
+    # And none takes a value of any kind.
+    place(tmp_path, settings.NVIDIAS, text.replace(f"= {value}", "= 1.5"))
+    with pytest.raises(NvhookError, match=name):
+        read(tmp_path)
+
+
+def test_each_of_nvidias_keys_has_its_test() -> None:
+    assert [key[0] for key in NVIDIA_KEYS] == list(config.NVIDIA)
+
+
+@pytest.mark.parametrize("mode", ["hook", "ldconfig", "mount"])
+def test_nvidias_compat_modes(tmp_path: Path, mode: str) -> None:
+    text = f'[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = "{mode}"'
+    assert values(tmp_path, settings.NVIDIAS, text) == {"compat.forward-compatibility": True}
+
+
+def test_the_default_file_of_nvidia(tmp_path: Path) -> None:
+    """As the toolkit's packages write it. It changes nothing."""
+    text = """\
+#accept-nvidia-visible-devices-as-volume-mounts = false
+disable-require = false
+supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
+#swarm-resource = "DOCKER_RESOURCE_GPU"
+
+[nvidia-container-cli]
+environment = []
+ldconfig = "@/sbin/ldconfig"
+load-kmods = true
+#root = "/run/nvidia/driver"
+
+[nvidia-container-runtime]
+log-level = "info"
+mode = "auto"
+runtimes = ["runc", "crun"]
+
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = "ldconfig"
+
+[nvidia-container-runtime-hook]
+path = "nvidia-container-runtime-hook"
+skip-mode-detection = false
+"""
+    found = values(tmp_path, settings.NVIDIAS, text)
+    assert {name: value for name, value in found.items() if settings.DEFAULTS.get(name, value) != value} == {}
+
+
+def test_ours_alone_counts_where_there_are_both(tmp_path: Path) -> None:
+    place(tmp_path, settings.NVIDIAS, 'disable-require = true\nswarm-resource = "A"')
+    assert read(tmp_path)["source"] == settings.NVIDIAS
+    assert values(tmp_path, settings.OURS, "") == {}
+    (tmp_path / settings.OURS[1:]).unlink()
+    shutil.rmtree(tmp_path / "etc/nvidia-container-runtime")
+    assert read(tmp_path) == {"source": None, "values": {}, "warnings": []}
+
+
+# --- in the inventory
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> SimulatedHost:
+    return build(tmp_path / "host", Host(graphics=False))
+
+
+def test_the_inventory_has_it(host: SimulatedHost) -> None:
+    found = inventory.gather(Options(str(host.root), nvml="never"))
+    assert found["config"] == {"source": None, "values": {}, "warnings": []}
+    assert settings.of(found) == settings.DEFAULTS
+    place(host.root, settings.OURS, "disable-require = true\nbogus = 1")
+    found = inventory.gather(Options(str(host.root), nvml="never"))
+    assert settings.of(found) == settings.DEFAULTS | {"disable-require": True}
+    assert "bogus is no key" in found["warnings"][0]
+
+
+@pytest.mark.parametrize("path", [settings.OURS, settings.NVIDIAS])
+def test_a_changed_file_makes_another_inventory(host: SimulatedHost, path: str) -> None:
+    fd = root.open_root(str(host.root))
+    try:
+        for text, expected in (("disable-require = true", True), ("disable-require = false", False)):
+            place(host.root, path, text)
+            assert settings.of(store.inventory(fd, str(host.root)))["disable-require"] is expected
+        (host.root / path[1:]).unlink()
+        assert store.inventory(fd, str(host.root))["config"]["source"] is None
+        place(host.root, path, "disable-require = 7")
+        with pytest.raises(NvhookError, match="disable-require is 7; it must be true or false"):
+            store.inventory(fd, str(host.root))
+    finally:
+        os.close(fd)
+
+
+def test_the_configured_driver_root(tmp_path: Path) -> None:
+    host = build(tmp_path, Host(driver_root="/drv", dev_root="/drv", graphics=False))
+    place(host.root, settings.NVIDIAS, '[nvidia-container-cli]\nroot = "/drv"')
+    fd = root.open_root(str(host.root))
+    try:
+        found = store.inventory(fd, str(host.root))
+        assert found["options"]["driver_root"] == found["options"]["dev_root"] == "/drv"
+        assert all(item["path"].startswith("/drv/") for item in found["libraries"])
+        # Fresh, though its reader names no root.
+        status = host.path("/run/nvhook/inventory.json").stat()
+        assert store.inventory(fd, str(host.root)) == found
+        assert host.path("/run/nvhook/inventory.json").stat() == status
+    finally:
+        os.close(fd)
+    assert inventory.gather(Options(str(host.root), driver_root="/drv", nvml="never"))["options"] == found["options"]
+
+
+# --- nvhook config
+
+
+def nvhook_config(host: Path, *words: str) -> int:
+    return cli.main(["config", "--host-root", str(host), *words])
+
+
+def test_printed_it_is_a_file_of_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nvhook_config(tmp_path) == 0
+    text = capsys.readouterr().out
+    assert values(tmp_path, settings.OURS, text) == {}
+    uncommented = "\n".join(line.removeprefix("#") for line in text.splitlines() if not line.startswith("# "))
+    assert values(tmp_path, settings.OURS, uncommented) == settings.DEFAULTS
+
+
+def test_set_and_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "etc").mkdir()
+    words = ["--set", "compat.requirements=warn", "--set", "disable-require", "--set", "swarm-resource=A,B"]
+    assert nvhook_config(tmp_path, *words) == 0
+    assert not (tmp_path / "etc/nvhook").exists()
+    printed = capsys.readouterr().out
+    assert nvhook_config(tmp_path, *words, "--in-place") == 0
+    file = tmp_path / settings.OURS[1:]
+    assert file.read_text() == printed
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o644, 0o755)
+    expected = {"compat.requirements": "warn", "disable-require": True, "swarm-resource": ["A", "B"]}
+    assert read(tmp_path)["values"] == expected
+
+
+def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path) -> None:
+    before = '# mine\ndisable-require = false  # why not\n\n[compat]\n# and this\nrequirements="off"\n'
+    file = place(tmp_path, settings.OURS, before)
+    assert nvhook_config(tmp_path, "--in-place") == 0
+    assert file.read_text() == before
+    changes = ["--set=disable-require=true", "--set=driver.root=/drv", "--set=compat.capabilities=all"]
+    assert nvhook_config(tmp_path, "--in-place", *changes, "--set=swarm-resource=A") == 0
+    after = file.read_text()
+    assert "# mine\ndisable-require = true  # why not\n" in after and "# and this\n" in after
+    assert read(tmp_path)["values"] == {
+        "disable-require": True,
+        "swarm-resource": ["A"],
+        "compat.requirements": "off",
+        "compat.capabilities": "all",
+        "driver.root": "/drv",
+    }
+
+
+def test_nvidias_file_is_carried_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'disable-require = true\n[nvidia-container-cli]\nroot = "/drv"\n[nvidia-container-runtime]\nmode = "cdi"'
+    place(tmp_path, settings.NVIDIAS, text)
+    assert nvhook_config(tmp_path, "--in-place") == 0
+    assert read(tmp_path)["values"] == {"disable-require": True, "driver.root": "/drv"}
+    assert "not carried over from /etc/nvidia-container-runtime/config.toml: nvidia-container-runtime.mode" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("compat.requirement=warn", "did you mean compat.requirements?"),
+        ("disable-require=perhaps", "it must be true or false"),
+        ("compat.requirements=never", "it must be one of enforce, warn, off"),
+        ("=1", "is no key"),
+    ],
+)
+def test_what_set_refuses(tmp_path: Path, word: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert nvhook_config(tmp_path, "--set", word, "--in-place") == 1
+    assert expected in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_broken_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = place(tmp_path, settings.OURS, "disable-require = ")
+    assert nvhook_config(tmp_path, "--set", "disable-require", "--in-place") == 1
+    assert "is no TOML" in capsys.readouterr().err
+    assert file.read_text() == "disable-require = "
