@@ -19,9 +19,14 @@ PACKAGES = {
 GLIBC = {"bullseye": "2.31", "bookworm": "2.36", "trixie": "2.41"}
 
 
-def debian(cache: Path, release: str) -> Path:
-    """The root of that release. Raises RuntimeError where it can't be made."""
-    folder = cache / f"debian-{release}"
+# A second root of a release, for tests that want what most don't and what takes a minute more to make.
+ENGINES = "podman,containerd,docker.io,docker-cli,conmon,ca-certificates"
+
+
+def debian(cache: Path, release: str, engines: bool = False) -> Path:
+    """The root of that release, with container engines if they are wanted. Raises RuntimeError where it can't be
+    made."""
+    folder = cache / (f"debian-{release}-engines" if engines else f"debian-{release}")
     if folder.exists():
         return folder
     debootstrap = find_program("debootstrap")
@@ -31,7 +36,8 @@ def debian(cache: Path, release: str) -> Path:
         raise RuntimeError(f"needs root, to make Debian {release} by debootstrap")
     partial = folder.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    include = [f"--include={PACKAGES[release]}"] if PACKAGES[release] else []
+    packages = ",".join(name for name in (PACKAGES[release], ENGINES if engines else "") if name)
+    include = [f"--include={packages}"] if packages else []
     command = [debootstrap, "--variant=minbase", *include, release, str(partial)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"PATH": SYSTEM_PATH})
     if done.returncode != 0:
