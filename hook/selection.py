@@ -327,14 +327,22 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
 
 
 def _imex(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
-    channels = {entry["channel"]: entry["node"] for entry in inventory.get("imex") or []}
+    runs: list[dict[str, Any]] = inventory.get("imex") or []
     for channel in request.imex:
-        if channel not in channels:
+        run = next((run for run in runs if 0 <= channel - run["channel"] < run["count"]), None)
+        if run is None:
             what = f"IMEX channel {channel} is missing on the host"
             raise NvhookError(
                 what, f"make /dev/nvidia-caps-imex-channels/channel{channel}: nvidia-modprobe -i {channel}:1"
             )
-        _add_nodes(selection, [channels[channel]])
+        _add_nodes(selection, [_channel(run, channel)])
+
+
+def _channel(run: dict[str, Any], channel: int) -> dict[str, Any]:
+    """A node like the first of its run but for the number, which ends its paths and is its minor."""
+    node: dict[str, Any] = run["node"]
+    cut = -len(str(run["channel"]))
+    return node | {key: f"{node[key][:cut]}{channel}" for key in ("path", "host_path")} | {"minor": channel}
 
 
 def _gates(inventory: dict[str, Any], selection: Selection, request: Request) -> None:

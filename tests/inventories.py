@@ -137,7 +137,10 @@ def with_everything(made: dict[str, Any], divided: tuple[int, ...] = ()) -> dict
         for minor, name in ((1, "config"), (2, "monitor"))
     }
     channels = "/dev/nvidia-caps-imex-channels"
-    made["imex"] = [{"channel": i, "node": node(f"{channels}/channel{i}", 236, i, "imex")} for i in range(3)]
+    made["imex"] = [
+        {"channel": first, "count": count, "node": node(f"{channels}/channel{first}", 236, first, "imex")}
+        for first, count in ((0, 3), (8, 4))
+    ]
     file = {
         "path": "/etc/cufile.json",
         "container_path": "/etc/cufile.json",

@@ -292,6 +292,11 @@ def test_imex_channels(divided: dict[str, Any]) -> None:
     assert [path for path in paths(selection.select(divided, wanted).nodes) if "imex" in path] == [
         f"/dev/nvidia-caps-imex-channels/channel{number}" for number in (0, 2)
     ]
+    wanted.imex = (9, 11)
+    nodes = selection.select(divided, wanted).nodes[-2:]
+    assert [(node["path"], node["host_path"], node["minor"], node["major"]) for node in nodes] == [
+        (f"/dev/nvidia-caps-imex-channels/channel{number}",) * 2 + (number, 236) for number in (9, 11)
+    ]
     wanted.imex = (3,)
     for inventory in (divided, inventories.inventory(1)):
         with pytest.raises(NvhookError, match="IMEX channel 3 is missing"):
