@@ -24,6 +24,7 @@ from cdi.host import (
     gates,
     gpus,
     imex,
+    kmods,
     libraries,
     mig,
     nodes,
@@ -58,7 +59,11 @@ def look(options: Options, previous: dict[str, Any] | None = None) -> dict[str, 
     """`gather` without asking NVML, which may take long."""
     root_fd = open_host(options.host_root)
     try:
-        return _look(root_fd, options, previous)
+        made = _look(root_fd, options, previous)
+        if kmods.may_load(options.host_root, settings.of(made)) and kmods.load(root_fd, made):
+            # The fingerprint is of the time before; and there are more nodes now.
+            made = _look(root_fd, options, previous)
+        return made
     finally:
         os.close(root_fd)
 
