@@ -103,7 +103,7 @@ KEYS: dict[str, Key] = {
     "compat.forward-compatibility": Key("use the libraries in an image's /usr/local/cuda/compat", boolean),
     "compat.requirements": Key("what follows from NVIDIA_REQUIRE_* that are not met", choice("enforce", "warn", "off")),
     "compat.unknown-capability": Key("what follows from a capability that nobody knows", choice("error", "warn")),
-    "driver.load-kmods": Key("load nvidia-uvm and nvidia-modeset where their nodes are missing", boolean),
+    "driver.load-kmods": Key("load nvidia-uvm and nvidia-modeset, and make nodes, where these are missing", boolean),
     "driver.root": Key("where the driver's files lie on the host", folder),
     "features.ignore-imex-channel-requests": Key("give no IMEX channels", boolean),
     "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),

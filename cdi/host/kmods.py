@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loading nvidia-uvm and nvidia-modeset, and making their nodes, before they count as missing.
+"""Loading nvidia-uvm and nvidia-modeset, and making nodes of theirs and of MIG devices, before they count as missing.
 
 Nothing loads these modules at boot: CUDA and X do it by nvidia-modprobe, a set-uid program, at their first use on the
 host. A host that only runs containers has no first use, and a container can't load modules. So the renewal of the
@@ -13,10 +13,11 @@ import contextlib
 import os
 import stat
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from cdi.host import driver, fingerprint, nodes
+from cdi.host import driver, fingerprint, mig, nodes
 from ldcache import root
 
 # The program that the kernel itself runs to load a module; empty where loading is turned off.
@@ -80,9 +81,13 @@ def load(root_fd: int, made: dict[str, Any], program: str | None = None, deadlin
                 continue
             changed = True
         try:
-            changed |= _make_nodes(root_fd, made, module, missing)
+            changed |= _module_nodes(root_fd, made, module, missing)
         except OSError as error:
             made["warnings"].append(f"cannot make /dev/{missing[0]}: {error.strerror}")
+    try:
+        return _capability_nodes(root_fd, made) or changed
+    except OSError as error:
+        made["warnings"].append(f"cannot make nodes in {mig.NODES}: {error.strerror}")
     return changed
 
 
@@ -120,25 +125,54 @@ def _run(program: str, module: str, deadline: float) -> str | None:
     return last if last and last.isprintable() else f"{program} ended with status {status}"
 
 
-def _make_nodes(root_fd: int, made: dict[str, Any], module: Module, missing: list[str]) -> bool:
+def _module_nodes(root_fd: int, made: dict[str, Any], module: Module, missing: list[str]) -> bool:
     """Whether a node was made. One with other numbers is replaced: it is of an earlier load of the module."""
     params: dict[str, int] = made["driver"]["params"]
     majors = nodes.character_majors(root_fd)
     major = next((majors[name] for name in module.majors if name in majors), None)
     if major is None or not params.get("ModifyDeviceFiles", 1):
         return False
+    owner = params.get("DeviceFileUID", 0), params.get("DeviceFileGID", 0)
+    mode = params.get("DeviceFileMode", 0o666)
+    with _folder(root_fd, made, "/dev") as folder:
+        wanted = [(name, os.makedev(major, module.nodes[name])) for name in missing]
+        return any([_make(folder, name, device, mode, owner) for name, device in wanted])
+
+
+def _capability_nodes(root_fd: int, made: dict[str, Any]) -> bool:
+    """Both nodes of each MIG device that lacks one: after a reload of the driver nobody makes them but nvidia-smi."""
+    major = nodes.character_majors(root_fd).get(mig.CAPS_DEVICE)
+    access = [path for entry in made["mig"] if not entry["nodes"] for path in entry["access"]]
+    found = [mig.capability(root_fd, path) for path in access]
+    wanted = [one for one in found if "DeviceFileMinor" in one and one.get("DeviceFileModify")]
+    if major is None or not wanted or not made["driver"]["params"].get("ModifyDeviceFiles", 1):
+        return False
+    parent, _, name = mig.NODES.rpartition("/")
+    with _folder(root_fd, made, parent) as folder, contextlib.suppress(FileExistsError):
+        os.mkdir(name, 0o755, dir_fd=folder)
+        os.chmod(name, 0o755, dir_fd=folder)
+    with _folder(root_fd, made, mig.NODES) as folder:
+        minors = {one["DeviceFileMinor"]: one.get("DeviceFileMode", 0o444) for one in wanted}
+        return any(
+            [_make(folder, f"nvidia-cap{minor}", os.makedev(major, minor), mode) for minor, mode in minors.items()]
+        )
+
+
+@contextlib.contextmanager
+def _folder(root_fd: int, made: dict[str, Any], path: str) -> Iterator[int]:
+    """A folder inside the dev root. Raises OSError where there is none."""
     base = driver.open_root(root_fd, made["options"]["dev_root"] or "/", "dev root")
     try:
-        folder = root.open_path(base.fd, "/dev")
+        folder = root.open_path(base.fd, path)
     finally:
         os.close(base.fd)
     try:
-        return any([_make(folder, name, os.makedev(major, module.nodes[name]), params) for name in missing])
+        yield folder
     finally:
         os.close(folder)
 
 
-def _make(folder: int, name: str, device: int, params: dict[str, int]) -> bool:
+def _make(folder: int, name: str, device: int, mode: int, owner: tuple[int, int] = (0, 0)) -> bool:
     try:
         there = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -151,9 +185,8 @@ def _make(folder: int, name: str, device: int, params: dict[str, int]) -> bool:
     # Whole before it has its name: no one opens it with another owner or mode.
     os.mknod(temporary, stat.S_IFCHR, device, dir_fd=folder)
     try:
-        uid, gid = params.get("DeviceFileUID", 0), params.get("DeviceFileGID", 0)
-        os.chown(temporary, uid, gid, dir_fd=folder, follow_symlinks=False)
-        os.chmod(temporary, params.get("DeviceFileMode", 0o666), dir_fd=folder)
+        os.chown(temporary, *owner, dir_fd=folder, follow_symlinks=False)
+        os.chmod(temporary, mode, dir_fd=folder)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         os.unlink(temporary, dir_fd=folder)

@@ -84,7 +84,7 @@ def _entry(
     """Nodes and access files. All the nodes or none: with a part of them nothing runs."""
     found: list[dict[str, Any]] = []
     for path in access:
-        minor = _minor(recorder.root_fd, path)
+        minor = capability(recorder.root_fd, path).get("DeviceFileMinor")
         if minor is None:
             # The kernel makes the folder first, then the file, and the fingerprint has the folders only.
             recorder.entry(fingerprint.Base(recorder.root_fd, ""), path)
@@ -96,14 +96,16 @@ def _entry(
     return {"uuid": None, "index": None, "nodes": found if len(found) == len(access) else [], "access": access}
 
 
-def _minor(root_fd: int, path: str) -> int | None:
-    """The number in a capability's file (nvidia-caps of the open kernel module, nv_procfs)."""
-    text = fingerprint.text(root_fd, path, ACCESS_MAX)
-    for line in text.splitlines():
+def capability(root_fd: int, path: str) -> dict[str, int]:
+    """What a capability's file says of its node: DeviceFileMinor, DeviceFileMode, and DeviceFileModify, whether user
+    space may make it (nvidia-caps of the open kernel module)."""
+    found = {}
+    for line in fingerprint.text(root_fd, path, ACCESS_MAX).splitlines():
         name, _, value = line.partition(":")
-        if name == "DeviceFileMinor":
-            return driver.number(value.strip())
-    return None
+        known = driver.number(value.strip())
+        if known is not None:
+            found[name] = known
+    return found
 
 
 def learn(devices: list[dict[str, Any]], bus_id: str, told: list[list[Any]]) -> list[str]:

@@ -402,7 +402,6 @@ def test_the_command_refuses_and_leaves_the_folder_alone(
 def divided_host() -> dict[str, Any]:
     """GPU 0 whole, GPU 1 with three MIG devices."""
     made = inventories.with_everything(inventories.inventory(2), (1,))
-    # The sequence of names is the spec's; NVML knows no UUID of the last.
     made["mig"][2]["uuid"] = None
     return made
 

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 import time
@@ -18,7 +20,8 @@ from cdi.host.store import Options
 from ldcache import root
 from tests.conftest import TREE
 from tests.needs import needs_program, needs_root
-from tests.simhost import Host, SimulatedHost, build
+from tests.simhost import Host, SimulatedHost, build, divided, gpus
+from tests.simhost.kernel import mig_minors
 
 pytestmark = needs_root
 
@@ -130,6 +133,54 @@ def test_the_dev_root_has_the_nodes(tmp_path: Path) -> None:
     machine = Machine(tmp_path, replace(BARE, driver_root="/drv", dev_root="/drv"))
     assert machine.load(machine.look(driver_root="/drv"))
     assert machine.host.path("/drv/dev/nvidia-uvm").is_char_device()
+
+
+def mig_host(**others: Any) -> Host:
+    return Host(gpus=(divided(gpus(1)[0], (1, 0), (1, 1), (5, 0)),), graphics=False, **others)
+
+
+def capability_nodes(made: dict[str, Any]) -> list[list[int]]:
+    return [[node["minor"] for node in entry["nodes"]] for entry in made["mig"]]
+
+
+def test_capability_nodes_of_mig_devices(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, mig_host())
+    whole = capability_nodes(machine.look())
+    shutil.rmtree(machine.host.path("/dev/nvidia-caps"))
+    made = machine.look()
+    assert capability_nodes(made) == [[]] * 3
+    old = os.umask(0o077)
+    try:
+        assert machine.load(made)
+    finally:
+        os.umask(old)
+    assert machine.asked() == []
+    assert capability_nodes(machine.look()) == whole
+    assert stat.S_IMODE(machine.host.path("/dev/nvidia-caps").stat().st_mode) == 0o755
+    # Those of managing MIG are nobody's to miss.
+    assert len(os.listdir(machine.host.path("/dev/nvidia-caps"))) == len({minor for pair in whole for minor in pair})
+    assert not machine.load(machine.look())
+
+
+@pytest.mark.parametrize("said", ["DeviceFileModify: 0", "DeviceFileMinor: none"])
+def test_capability_nodes_that_are_not_to_be_made(tmp_path: Path, said: str) -> None:
+    host = mig_host(missing=frozenset({f"nvidia-cap{mig_minors(0, 5, 0)}"}))
+    machine = Machine(tmp_path, host)
+    path = machine.host.path("/proc/driver/nvidia/capabilities/gpu0/mig/gi5/ci0/access")
+    name = said.partition(":")[0]
+    path.chmod(0o644)
+    path.write_text("\n".join(said if line.startswith(name) else line for line in path.read_text().splitlines()))
+    assert not machine.load(machine.look())
+
+
+def test_a_folder_that_is_something_else(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, mig_host())
+    path = machine.host.path("/dev/nvidia-caps")
+    shutil.rmtree(path)
+    path.write_text("")
+    made = machine.look()
+    assert not machine.load(made)
+    assert made["warnings"][-1] == "cannot make nodes in /dev/nvidia-caps: Not a directory"
 
 
 @pytest.mark.parametrize(
