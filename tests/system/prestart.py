@@ -67,3 +67,20 @@ def tree_of(folder: Path) -> dict[str, str]:
         else:
             found[name] = "folder"
     return found
+
+
+def host_mounts() -> list[str]:
+    """This namespace's mounts, without their ids."""
+    return [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+
+
+def naming(folder: Path) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found

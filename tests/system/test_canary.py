@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers import Bundle, hook
+from tests.containers import hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
-from tests.system.prestart import MULTIARCH, nvhook, proc_hook, tree_of, visible
+from tests.system.prestart import MULTIARCH, host_mounts, naming, nvhook, proc_hook, tree_of, visible
 
 pytestmark = needs_program("runc")
 
@@ -112,11 +111,6 @@ OBSTACLES = (
 )
 
 
-def host_mounts() -> list[str]:
-    """This namespace's mounts, without their ids."""
-    return [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-
-
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
     """A folder outside of every root, with what a hook might want to write over."""
@@ -197,7 +191,7 @@ def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: Make
         bundle.prestart = [proc_hook(), hook(sys.executable, *arguments)]
         done = bundle.run()
         assert host_mounts() == mounts, place
-        assert running(bundle) == [], place
+        assert naming(bundle.folder) == [], place
         if done.returncode == 0:
             break
         assert "signal: killed" in done.stderr, done.stderr
@@ -206,18 +200,6 @@ def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: Make
     bundle.prestart = nvhook(prefix, host)
     assert bundle.run().stdout == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"
     assert [path.name for path in bundle.root.rglob(".*nvhook-*")] == []
-
-
-def running(bundle: Bundle) -> list[int]:
-    """Processes whose command line names the bundle."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(bundle.folder).encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("stage", ["prestart", "create_container"])
@@ -254,25 +236,3 @@ def test_code_in_the_image_does_not_run(
     done = bundle.run()
     assert done.returncode == 0, done.stderr
     assert not marker.exists()
-
-
-def test_many_starts_at_once(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
-    """A cold inventory, and eight starts in flight: all are right, and none leaves anything."""
-    shutil.rmtree(host.root / "run/nvhook", ignore_errors=True)
-    script = "resolve libcuda.so.1"
-    bundles = [make_bundle(script, env=visible("all"), prestart=nvhook(prefix, host)) for _ in range(8)]
-    mounts = host_mounts()
-    started = []
-    for bundle in bundles:
-        bundle.write()
-        command = [*bundle.command(), "run", "--bundle", str(bundle.folder), bundle.name]
-        started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True))
-    try:
-        said = [process.communicate(timeout=60)[0] for process in started]
-    finally:
-        for process, bundle in zip(started, bundles, strict=True):
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            bundle.delete()
-    assert said == [f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"] * 8
-    assert host_mounts() == mounts
