@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,31 @@ def tree_of(folder: Path) -> dict[str, str]:
     return found
 
 
-def host_mounts() -> list[str]:
-    """This namespace's mounts, without their ids."""
-    return [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+class HostMounts:
+    """This namespace's mounts, to be looked at again. Engines that run on the machine mount and unmount as well, below
+    their own folders or for a while; what one of our starts left would be elsewhere, and stay."""
+
+    PATIENCE = 10.0
+    ENGINES = ("/docker/", "/containers/", "/containerd/", "/netns/", "/io.containerd.", "/overlay2/")
+
+    def __init__(self) -> None:
+        self.before = self._now()
+
+    def changed(self) -> list[str]:
+        """Mounts that came, and `-` with those that went, if they stay so."""
+        end = time.monotonic() + self.PATIENCE
+        while True:
+            now = self._now()
+            found = [*sorted(now - self.before), *(f"- {mount}" for mount in sorted(self.before - now))]
+            if not found or time.monotonic() >= end:
+                return found
+            time.sleep(0.1)
+
+    @staticmethod
+    def _now() -> set[str]:
+        """Without the ids, which tell nothing."""
+        lines = [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        return {line for line in lines if not any(place in line for place in HostMounts.ENGINES)}
 
 
 def naming(folder: Path) -> list[int]:

@@ -21,7 +21,7 @@ from tests.containers import hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
-from tests.system.prestart import MULTIARCH, host_mounts, naming, nvhook, proc_hook, tree_of, visible
+from tests.system.prestart import MULTIARCH, HostMounts, naming, nvhook, proc_hook, tree_of, visible
 
 pytestmark = needs_program("runc")
 
@@ -131,7 +131,7 @@ def test_nothing_outside_of_the_root_changes(
     obstacle: Callable[[Path, Path], None],
 ) -> None:
     """The root is half an image in some of these, so the start may fail; then by our word, not by a traceback."""
-    before, mounts = tree_of(canary), host_mounts()
+    before, mounts = tree_of(canary), HostMounts()
     for place in PLACES:
         bundle = make_bundle("true", env=visible("all", "all"), prestart=nvhook(prefix, host))
         path = bundle.root / place
@@ -143,7 +143,7 @@ def test_nothing_outside_of_the_root_changes(
         obstacle(path, canary)
         done = bundle.run(timeout=30)
         assert tree_of(canary) == before, (place, done.stderr)
-        assert host_mounts() == mounts, place
+        assert mounts.changed() == [], place
         assert "Traceback" not in done.stderr, (place, done.stderr)
         shutil.rmtree(bundle.root)
 
@@ -167,14 +167,14 @@ def test_a_folder_that_becomes_a_link_meanwhile(
     path = bundle.root / place
     link = path.with_name("to-be-swapped")
     link.symlink_to(canary)
-    before, mounts = tree_of(canary), host_mounts()
+    before, mounts = tree_of(canary), HostMounts()
     command = [sys.executable, "-c", SWAP, str(path), str(link)]
     swapper = subprocess.Popen(command)
     try:
         for _ in range(runs):
             bundle.run(timeout=30)
             assert tree_of(canary) == before
-            assert host_mounts() == mounts
+            assert mounts.changed() == []
         assert swapper.poll() is None, "the race ended before the runs did"
     finally:
         swapper.kill()
@@ -184,13 +184,13 @@ def test_a_folder_that_becomes_a_link_meanwhile(
 def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
     """SIGKILL, as by a runtime's timeout: no mount is left, no process, and the next start works."""
     bundle = make_bundle("resolve libcuda.so.1", env=visible("all"), prestart=[])
-    mounts = host_mounts()
+    mounts = HostMounts()
     place = 0
     while True:
         arguments = ("-I", "-S", str(KILL_HOOK), str(prefix / "lib/nvhook"), str(host.root), str(place))
         bundle.prestart = [proc_hook(), hook(sys.executable, *arguments)]
         done = bundle.run()
-        assert host_mounts() == mounts, place
+        assert mounts.changed() == [], place
         assert naming(bundle.folder) == [], place
         if done.returncode == 0:
             break
