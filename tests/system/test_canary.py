@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers import hook
+from tests.containers import Hook, hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
@@ -122,10 +122,87 @@ def canary(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("obstacle", OBSTACLES, ids=lambda obstacle: obstacle.__name__)
+Prestart = Callable[[], list[Hook]]
+
+
+@pytest.fixture(scope="session")
+def noopenat2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that runs another one, for which openat2 does not exist."""
+    program = tmp_path_factory.mktemp("noopenat2") / "noopenat2"
+    source = TREE / "tests/system/noopenat2.c"
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.fixture
+def prestart(request: pytest.FixtureRequest, prefix: Path, host: SimulatedHost, noopenat2: Path) -> Prestart:
+    """Prestart hooks that look paths up in one of the two ways."""
+    hooks = nvhook(prefix, host)
+    if request.param == "walk":
+        hooks = [hooks[0], hook(noopenat2, *hooks[1]["args"])]
+    return lambda: hooks
+
+
+LOOKS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ldcache import kernel, root
+top = root.open_root("/")
+try:
+    kernel.openat2(top, "etc", root.PATH)
+    print("openat2")
+except OSError as error:
+    print(error.strerror)
+print(root.real_path(top, "/etc/../etc/passwd"))
+"""
+
+
+def test_there_are_two_ways(noopenat2: Path) -> None:
+    """The program below really has no openat2, and finds its files all the same."""
+    command = [sys.executable, "-c", LOOKS, str(TREE)]
+    for words, said in ((command, "openat2"), ([str(noopenat2), *command], "openat2: Function not implemented")):
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [said, "/etc/passwd"]
+
+
+def test_both_ways_make_the_same(
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, noopenat2: Path, tmp_path: Path
+) -> None:
+    """In an image that is full of links, as files and links in its layer afterwards tell."""
+    made = []
+    for before in ([], [str(noopenat2)]):
+        first, last = nvhook(prefix, host)
+        words = [*before, *last["args"]]
+        bundle = make_bundle("resolve libcuda.so.1", env=visible("all", "all"), prestart=[first, hook(*words)])
+        for place in ("usr/bin", "etc"):
+            path = bundle.root / place
+            path.rename(path.with_name(f"{path.name}.aside"))
+            path.symlink_to(f"/../..//{os.path.dirname(place)}/./{path.name}.aside/")
+        done = bundle.run()
+        assert done.stdout == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n", done.stderr
+        made.append({name: text for name, text in tree_of(bundle.root).items() if "ld.so.cache" not in name})
+    assert made[0] == made[1] and "usr/bin.aside/nvidia-smi" in made[0]
+
+
+BOTH_IN_EACH_RUN = (absolute, through_proc, loop)
+
+
+@pytest.mark.parametrize(
+    ("prestart", "obstacle"),
+    [
+        pytest.param(
+            way,
+            obstacle,
+            marks=[pytest.mark.long] if way == "walk" and obstacle not in BOTH_IN_EACH_RUN else [],
+            id=f"{way}-{obstacle.__name__}",
+        )
+        for way in ("openat2", "walk")
+        for obstacle in OBSTACLES
+    ],
+    indirect=["prestart"],
+)
 def test_nothing_outside_of_the_root_changes(
-    prefix: Path,
-    host: SimulatedHost,
+    prestart: Prestart,
     make_bundle: MakeBundle,
     canary: Path,
     obstacle: Callable[[Path, Path], None],
@@ -133,7 +210,7 @@ def test_nothing_outside_of_the_root_changes(
     """The root is half an image in some of these, so the start may fail; then by our word, not by a traceback."""
     before, mounts = tree_of(canary), HostMounts()
     for place in PLACES:
-        bundle = make_bundle("true", env=visible("all", "all"), prestart=nvhook(prefix, host))
+        bundle = make_bundle("true", env=visible("all", "all"), prestart=prestart())
         path = bundle.root / place
         if path.is_symlink() or path.is_file():
             path.unlink()
@@ -159,11 +236,20 @@ while libc.renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE) == 0:
 
 
 @pytest.mark.parametrize("place", ["usr/lib/x86_64-linux-gnu", "etc", "usr/bin"])
-@pytest.mark.parametrize("runs", [10, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("prestart", "runs"),
+    [
+        ("openat2", 10),
+        ("walk", 10),
+        pytest.param("openat2", 1000, marks=pytest.mark.long),
+        pytest.param("walk", 200, marks=pytest.mark.long),
+    ],
+    indirect=["prestart"],
+)
 def test_a_folder_that_becomes_a_link_meanwhile(
-    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, canary: Path, place: str, runs: int
+    prestart: Prestart, make_bundle: MakeBundle, canary: Path, place: str, runs: int
 ) -> None:
-    bundle = make_bundle("true", env=visible("all"), prestart=nvhook(prefix, host))
+    bundle = make_bundle("true", env=visible("all"), prestart=prestart())
     path = bundle.root / place
     link = path.with_name("to-be-swapped")
     link.symlink_to(canary)
