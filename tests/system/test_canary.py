@@ -225,6 +225,42 @@ def test_nothing_outside_of_the_root_changes(
         shutil.rmtree(bundle.root)
 
 
+# What a createContainer hook writes to or goes through: it runs with the host's / as its root directory.
+FINISHED = (*PLACES[:3], "usr/lib/x86_64-linux-gnu/libcuda.so.1", "etc", "etc/ld.so.cache", "opt", "opt/own/lib")
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES, ids=lambda obstacle: obstacle.__name__)
+def test_a_create_container_hook_changes_nothing_outside(
+    prefix: Path,
+    host: SimulatedHost,
+    make_bundle: MakeBundle,
+    canary: Path,
+    noopenat2: Path,
+    obstacle: Callable[[Path, Path], None],
+) -> None:
+    before, mounts = tree_of(canary), HostMounts()
+    library = host.library("libcuda.so.1")
+    words = [str(prefix / "bin/nvhook-create-container"), "--driver", "580.159.04"]
+    for folder in (MULTIARCH, "/opt/own/lib"):
+        words += ["--link", f"{library.name}::{folder}/libcuda.so.1", "--folder", folder]
+    for number, place in enumerate(FINISHED):
+        # By turns in both ways: the look-ups are those of prestart, which meets each obstacle in each.
+        hooks = [hook(*words), hook(noopenat2, *words)]
+        bundle = make_bundle("true", create_container=[hooks[number % 2]])
+        path = bundle.root / place
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            path.rename(path.with_name(f"{path.name}.aside"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        obstacle(path, canary)
+        done = bundle.run(timeout=30)
+        assert tree_of(canary) == before, (place, done.stderr)
+        assert mounts.changed() == [], place
+        assert "Traceback" not in done.stderr, (place, done.stderr)
+        shutil.rmtree(bundle.root)
+
+
 SWAP = """
 import ctypes, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -305,6 +341,12 @@ def test_code_in_the_image_does_not_run(
     (bundle.root / "encodings/__init__.py").write_text(text)
     for name in ("libc.so.6", "planted.so", "gconv-modules.so"):
         shutil.copy(planted, bundle.root / name)
+    # Nor do its programs, among them what NVIDIA's hook runs.
+    for name in ("sbin/ldconfig", "sbin/ldconfig.real", "usr/bin/nvidia-smi", "usr/bin/env", "bin/modprobe"):
+        path = bundle.root / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\necho > {marker}\n")
+        path.chmod(0o755)
     root = str(bundle.root)
     env = [f"LD_PRELOAD={root}/planted.so", f"LD_AUDIT={root}/planted.so", f"LD_LIBRARY_PATH={root}", f"PATH={root}"]
     env += [f"{name}={root}" for name in ("PYTHONPATH", "PYTHONHOME", "GCONV_PATH", "LOCPATH", "PYTHONUSERBASE")]
@@ -313,7 +355,8 @@ def test_code_in_the_image_does_not_run(
         bundle.prestart = nvhook(prefix, host)
         bundle.prestart[-1]["env"] = env
     else:
-        link = hook(prefix / "bin/nvhook-create-container", "--link", f"x::{MULTIARCH}/libx.so")
+        words = ["--link", f"x::{MULTIARCH}/libx.so", "--folder", MULTIARCH, "--driver", "580.159.04"]
+        link = hook(prefix / "bin/nvhook-create-container", *words)
         bundle.create_container = [{**link, "env": env}]
     # The planted library would run in an ordinary program: the test can fail.
     subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(planted)}, check=True)
