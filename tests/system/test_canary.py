@@ -225,6 +225,25 @@ def test_nothing_outside_of_the_root_changes(
         shutil.rmtree(bundle.root)
 
 
+@pytest.mark.parametrize("prestart", ["openat2", "walk"], indirect=True)
+@pytest.mark.parametrize("lead", [absolute, upwards])
+def test_nothing_of_the_hosts_is_read(
+    prestart: Prestart, make_bundle: MakeBundle, canary: Path, lead: Callable[[Path, Path], None]
+) -> None:
+    """A cache and a configuration outside: not a name of theirs shows in what the container gets."""
+    (canary / "ld.so.cache").write_bytes(Path("/etc/ld.so.cache").read_bytes().replace(b"/libc.so.6", b"/libSECRET"))
+    (canary / "ld.so.conf").write_text("/SECRET/lib\n")
+    bundle = make_bundle("true", env=visible("all", "all"), prestart=prestart())
+    for name in ("ld.so.cache", "ld.so.conf"):
+        (bundle.root / "etc" / name).unlink(missing_ok=True)
+        lead(bundle.root / "etc" / name, canary / name)
+    done = bundle.run()
+    assert done.returncode == 0, done.stderr
+    made = bundle.root / "etc/ld.so.cache"
+    assert not made.is_symlink() and b"libcuda.so.1" in made.read_bytes()
+    assert [path for path in bundle.root.glob("etc/**/*") if path.is_file() and b"SECRET" in path.read_bytes()] == []
+
+
 # What a createContainer hook writes to or goes through: it runs with the host's / as its root directory.
 FINISHED = (*PLACES[:3], "usr/lib/x86_64-linux-gnu/libcuda.so.1", "etc", "etc/ld.so.cache", "opt", "opt/own/lib")
 
