@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -72,12 +73,15 @@ def tree_of(folder: Path) -> dict[str, str]:
 
 class HostMounts:
     """This namespace's mounts, to be looked at again. Engines that run on the machine mount and unmount as well, below
-    their own folders or for a while; what one of our starts left would be elsewhere, and stay."""
+    their own folders or for a while, and so do tests of another run; what one of our starts left would be elsewhere,
+    and stay. `ours` is a path below this run's temporary folder."""
 
     PATIENCE = 10.0
-    ENGINES = ("/docker/", "/containers/", "/containerd/", "/netns/", "/io.containerd.", "/overlay2/")
+    OTHERS = ("/pytest-of-", "/docker/", "/containers/", "/containerd/", "/netns/", "/io.containerd.", "/overlay2/")
 
-    def __init__(self) -> None:
+    def __init__(self, ours: Path) -> None:
+        run = re.match(r"/.*/pytest-of-[^/]+/pytest-\d+/", str(ours))
+        self.ours = run[0] if run else str(ours)
         self.before = self._now()
 
     def changed(self) -> list[str]:
@@ -90,11 +94,10 @@ class HostMounts:
                 return found
             time.sleep(0.1)
 
-    @staticmethod
-    def _now() -> set[str]:
+    def _now(self) -> set[str]:
         """Without the ids, which tell nothing."""
         lines = [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-        return {line for line in lines if not any(place in line for place in HostMounts.ENGINES)}
+        return {line for line in lines if self.ours in line or not any(place in line for place in self.OTHERS)}
 
 
 def naming(folder: Path) -> list[int]:

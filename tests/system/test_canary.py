@@ -208,7 +208,7 @@ def test_nothing_outside_of_the_root_changes(
     obstacle: Callable[[Path, Path], None],
 ) -> None:
     """The root is half an image in some of these, so the start may fail; then by our word, not by a traceback."""
-    before, mounts = tree_of(canary), HostMounts()
+    before, mounts = tree_of(canary), HostMounts(canary)
     for place in PLACES:
         bundle = make_bundle("true", env=visible("all", "all"), prestart=prestart())
         path = bundle.root / place
@@ -257,7 +257,7 @@ def test_a_create_container_hook_changes_nothing_outside(
     noopenat2: Path,
     obstacle: Callable[[Path, Path], None],
 ) -> None:
-    before, mounts = tree_of(canary), HostMounts()
+    before, mounts = tree_of(canary), HostMounts(canary)
     library = host.library("libcuda.so.1")
     words = [str(prefix / "bin/nvhook-create-container"), "--driver", "580.159.04"]
     for folder in (MULTIARCH, "/opt/own/lib"):
@@ -308,7 +308,7 @@ def test_a_folder_that_becomes_a_link_meanwhile(
     path = bundle.root / place
     link = path.with_name("to-be-swapped")
     link.symlink_to(canary)
-    before, mounts = tree_of(canary), HostMounts()
+    before, mounts = tree_of(canary), HostMounts(canary)
     command = [sys.executable, "-c", SWAP, str(path), str(link)]
     swapper = subprocess.Popen(command)
     try:
@@ -325,7 +325,7 @@ def test_a_folder_that_becomes_a_link_meanwhile(
 def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
     """SIGKILL, as by a runtime's timeout: no mount is left, no process, and the next start works."""
     bundle = make_bundle("resolve libcuda.so.1", env=visible("all"), prestart=[])
-    mounts = HostMounts()
+    mounts = HostMounts(prefix)
     place = 0
     while True:
         arguments = ("-I", "-S", str(KILL_HOOK), str(prefix / "lib/nvhook"), str(host.root), str(place))

@@ -52,15 +52,15 @@ def forget(host: SimulatedHost) -> None:
 
 
 def cgroups() -> list[str]:
-    """Our containers' cgroups."""
-    return [path.name for path in CGROUP.rglob(f"nvhook-test-{os.getpid()}-*")]
+    """Our containers' cgroups. Others come and go while we look, which os.walk doesn't mind."""
+    return [name for _, names, _ in os.walk(CGROUP) for name in names if name.startswith(f"nvhook-test-{os.getpid()}-")]
 
 
 @pytest.mark.parametrize(("starts", "in_flight"), [(24, 8), pytest.param(200, 20, marks=pytest.mark.long)])
 def test_many_starts(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, starts: int, in_flight: int) -> None:
     """From a cold inventory on, so many in flight at each moment: all are right, and none leaves anything."""
     forget(host)
-    mounts, there = HostMounts(), cgroups()
+    mounts, there = HostMounts(prefix), cgroups()
     making = threading.Lock()
 
     def one(number: int) -> tuple[str, list[str], list[int]]:
@@ -144,15 +144,15 @@ def test_killed_anywhere(
     assert output(killed_at(0)) == FOUND
     calls = int(report.read_text())
     assert calls > 300
-    mounts, there = HostMounts(), cgroups()
+    mounts, there = HostMounts(prefix), cgroups()
     for place in sorted({1 + (calls - 1) * number // (points - 1) for number in range(points)}):
         bundle = killed_at(place)
         done = bundle.run()
         # Waiting for a child takes a number of calls that differs: a few late places may be past the end.
         assert "signal: killed" in done.stderr or (cold and place > calls // 2 and done.stdout == FOUND), place
         assert mounts.changed() == [], place
-        assert cgroups() == there, place
         assert gone(bundle.folder) and gone(host.root), place
+        assert cgroups() == there, place
         bundle.prestart = nvhook(prefix, host)
         assert output(bundle) == FOUND, place
         assert [path.name for path in bundle.root.rglob(".*nvhook-*")] == [], place
