@@ -126,7 +126,7 @@ def prestart(prefix: Path, host: SimulatedHost, *before: str, python: str = sys.
     return [proc_hook(), hook(sys.executable, "-I", "-S", "-B", *before, *words)]
 
 
-@pytest.mark.parametrize("points", [16, pytest.param(150, marks=pytest.mark.long)])
+@pytest.mark.parametrize("points", [16, pytest.param(60, marks=pytest.mark.long)])
 @pytest.mark.parametrize("cold", [True, False], ids=["cold", "warm"])
 def test_killed_anywhere(
     prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path, cold: bool, points: int
