@@ -34,7 +34,7 @@ from cdi.host import (
     store,
 )
 from cdi.host.store import Options
-from ldcache import root
+from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
 # A GPU that could not be powered up is looked at again after this many seconds.
@@ -357,13 +357,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as JSON, fingerprint included")
     parser.add_argument("--refresh", action="store_true", help="look again even if what is kept still holds")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
-    # A hot process holds the lock for the child that renews the inventory for it.
-    parser.add_argument("--lock-held", action="store_true", help=argparse.SUPPRESS)
+    # A hot process, this one, holds the lock for the child that renews the inventory for it.
+    parser.add_argument("--lock-held", type=int, default=0, metavar="PID", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook inventory`. Raises NvhookError."""
-    made, not_kept = current(options_of(arguments), arguments.refresh, arguments.lock_held)
+    if arguments.lock_held:
+        _serve(arguments.lock_held)
+    made, not_kept = current(options_of(arguments), arguments.refresh, bool(arguments.lock_held))
     if not_kept is not None:
         if arguments.lock_held:
             raise NvhookError(not_kept, "make room in /run; or run as root, or set XDG_RUNTIME_DIR")
@@ -373,6 +375,14 @@ def run(arguments: argparse.Namespace) -> int:
     elif not arguments.quiet:
         print(overview.table(made))
     return 0
+
+
+def _serve(parent: int) -> None:
+    """End with the process that holds the lock for us: without it others renew beside us, and nobody would be there to
+    give us up."""
+    kernel.die_with_parent()
+    if os.getppid() != parent:
+        raise NvhookError(f"process {parent}, for which the inventory is renewed, is gone", store.REMEDY)
 
 
 def main(argv: list[str] | None = None) -> int:
