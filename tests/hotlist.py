@@ -54,6 +54,7 @@ OURS = {
     "ldcache.errors",
     "ldcache.kernel",
     "ldcache.merge",
+    "ldcache.names",
     "ldcache.order",
     "ldcache.root",
     "ldcache.imagescan",

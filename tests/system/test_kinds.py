@@ -216,6 +216,30 @@ def test_a_stale_folder_does_not_win_over_earlier_ones(kind: MakeKind) -> None:
     assert image.shell("resolve libimage.so.1") == [f"libimage.so.1 {roots.IMAGE_FOLDER}/libimage.so.1"]
 
 
+def test_the_first_of_several_stale_folders_wins(kind: MakeKind) -> None:
+    """As ldconfig has it; and none of them wins over a folder that the cache knows."""
+    image = kind()
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("/opt/one\n/opt/two\n/opt/three\n")
+    for folder in ("two", "three"):
+        add_library(image, f"/opt/{folder}/libmore.so.1", "libmore.so.1")
+        add_library(image, f"/opt/{folder}/lib{folder}.so.1", f"lib{folder}.so.1")
+    assert image.shell("resolve libmore.so.1 libtwo.so.1 libthree.so.1") == [
+        "libmore.so.1 /opt/two/libmore.so.1",
+        "libtwo.so.1 /opt/two/libtwo.so.1",
+        "libthree.so.1 /opt/three/libthree.so.1",
+    ]
+
+
+def test_variants_for_newer_processors_in_a_stale_folder(kind: MakeKind) -> None:
+    """The loader takes what its ldconfig would have listed; x86-64-v2 is what every machine of today is."""
+    image = kind()
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("/opt/more\n")
+    variant = "/opt/more/glibc-hwcaps/x86-64-v2/libmore.so.1"
+    add_library(image, "/opt/more/libmore.so.1", "libmore.so.1")
+    add_library(image, variant, "libmore.so.1")
+    assert image.shell("resolve libmore.so.1; ldconfig; resolve libmore.so.1") == [f"libmore.so.1 {variant}"] * 2
+
+
 def test_a_stale_folder_that_is_too_big_is_left(kind: MakeKind) -> None:
     image = kind()
     (image.root / "etc/ld.so.conf.d/more.conf").write_text("/opt/more\n")
