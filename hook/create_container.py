@@ -14,7 +14,7 @@ import posix
 from hook import loader, namespace, state, steps
 from hook.plan import Plan
 from hook.start import say
-from ldcache import cache, imagescan, kernel
+from ldcache import cache, imagescan, kernel, root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 USAGE = "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... < STATE"
 LIBRARIES_MAX = 1024
+# hook.selection has the same; it is too long to be read for this.
+LIBRARY_OPTIONS = ("ro", "nosuid", "nodev")
 
 
 def main(argv: list[str]) -> int:
@@ -72,6 +74,33 @@ def warn(text: str) -> None:
     say(f"nvhook: warning: {text}\n")
 
 
+class Made(steps.Mount):
+    """A mount of config.json that the runtime has made. Where its file is needed by a second name, it is cloned anew,
+    from the host's path: the root directory still is the host's."""
+
+    __slots__ = ()
+
+    def again(self) -> int:
+        """A detached mount of the host's file."""
+        host = root.open_root("/")
+        try:
+            # Runtimes follow a link that config.json names.
+            path = root.real_path(host, self.host_path)
+            return namespace.clone(host, path, self.options)
+        finally:
+            posix.close(host)
+
+
+def sources(container: Container) -> dict[str, steps.Mount]:
+    """The files of the host that config.json mounts, by container path."""
+    found: dict[str, steps.Mount] = {}
+    for mount in container.mounts[:LIBRARIES_MAX]:
+        host, path = str(mount.get("source", "")), str(mount.get("destination", ""))
+        if host.startswith("/") and path.startswith("/"):
+            found[path] = Made({"hostPath": host, "containerPath": path, "options": LIBRARY_OPTIONS})
+    return found
+
+
 def finish(
     container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str], driver: str
 ) -> None:
@@ -89,7 +118,7 @@ def finish(
         paths = [str(mount.get("destination", "")) for mount in container.mounts]
         loader.complete(plan, place.base, facts, folders, paths)
     place.warnings += plan.warnings
-    steps.run(steps.steps(plan, container), place)
+    steps.run(steps.steps(plan, container, sources(container) if links else None), place)
 
 
 def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str) -> None:
