@@ -49,6 +49,7 @@ def main(argv: list[str]) -> int:
         raise NvhookError(what, "give it one: linux.namespaces in config.json")
     kernel.set_no_new_privs()
     place = namespace.Namespace()
+    place.label = container.mount_label
     place.open_base(container.root_path)
     posix.umask(0)
     finish(container, place, links, folders, driver)

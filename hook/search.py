@@ -215,7 +215,7 @@ class LoaderCache(Step):
         mark = namespace.mark()
         try:
             target = root.open_path(namespace.base, CACHE_PATH, follow=False)
-            detached = kernel.tmpfs((("mode", "0755"), ("size", str(len(new) + 65536))), kernel.MOUNT_ATTR_NOSUID)
+            detached = namespace.tmpfs((("mode", "0755"), ("size", str(len(new) + 65536))), kernel.MOUNT_ATTR_NOSUID)
             files.make_file(namespace, detached, "cache", new, 0o644, *namespace.ids)
             made = root.open_path(detached, "cache", follow=False)
             mount = kernel.open_tree(made, CACHE_PATH)

@@ -108,7 +108,7 @@ class Mask(Step):
             return False
 
     def _mount(self, namespace: Namespace, target: int) -> None:
-        mask = kernel.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
+        mask = namespace.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
         kernel.mount_setattr(mask, 0, propagation=kernel.MS_PRIVATE)
         for name, text in self.texts.items():
             flags = posix.O_CREAT | posix.O_EXCL | posix.O_WRONLY | posix.O_CLOEXEC
