@@ -118,11 +118,12 @@ class LoaderCache(Step):
         return f"loader cache {CACHE_PATH}: {names}{stale}{compat}"
 
     def execute(self, namespace: Namespace) -> None:
+        old = b""
         try:
             old = self._read(namespace)
             new = self._merged(namespace, old)
         except (cache.InvalidLdCache, merge.InvalidEntry) as error:
-            what = f"{CACHE_PATH} of the container is left as it is: {error}"
+            what = f"{CACHE_PATH} of the container is left as it is: {error}{self._rival(old)}"
             if not self.optional:
                 raise NvhookError(what, "run ldconfig in the image") from error
             namespace.warnings.append(what)
@@ -136,6 +137,18 @@ class LoaderCache(Step):
             namespace.undo(mark)
             if not self._cover(namespace, new):
                 raise (creation_error(error, CACHE_PATH) if isinstance(error, OSError) else error) from error
+
+    def _rival(self, old: bytes) -> str:
+        """What the loader finds by a cache that stays, instead of a library of ours; the end of a sentence."""
+        try:
+            entries = cache.parse(old).entries
+        except cache.InvalidLdCache:
+            return ""
+        ours = {(made.soname, made.flags) for made in [cache_entry(entry) for _, entry in self.entries]}
+        for entry in entries:
+            if (entry.soname, entry.flags) in ours:
+                return f"; the loader finds {ascii(entry.path)[2:-1]} of the image, not the host's"
+        return ""
 
     def _read(self, namespace: Namespace) -> bytes:
         """The container's cache; empty where it has none."""

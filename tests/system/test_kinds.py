@@ -251,6 +251,49 @@ def test_a_stale_folder_that_is_too_big_is_left(kind: MakeKind) -> None:
     assert "/opt/more of the container is not read into /etc/ld.so.cache" in image.warnings()
 
 
+# Caches that can't be kept
+
+
+def spoil(image: Kind, *more: loader_cache.Entry) -> bytes:
+    """Leave the image a cache whose order doesn't hold, which no ldconfig writes."""
+    path = image.root / "etc/ld.so.cache"
+    parsed = loader_cache.parse(path.read_bytes())
+    parsed.entries.reverse()
+    parsed.entries += more
+    path.write_bytes(loader_cache.serialize(parsed))
+    return path.read_bytes()
+
+
+def test_a_cache_out_of_order_is_left(kind: MakeKind) -> None:
+    """The loader's default folders have our libraries, and the image's next ldconfig makes all well."""
+    image = kind()
+    before = spoil(image)
+    assert found(image.shell(RESOLVE)) == image.identities()
+    assert (image.root / "etc/ld.so.cache").read_bytes() == before
+    assert "/etc/ld.so.cache of the container is left as it is: entry 1" in image.warnings()
+    assert "the loader finds" not in image.warnings()
+    assert found(image.shell(LDCONFIG)) == image.identities()
+    loader_cache.parse((image.root / "etc/ld.so.cache").read_bytes())
+
+
+def test_a_cache_out_of_order_that_has_a_rival(kind: MakeKind) -> None:
+    image = kind()
+    spoil(image, loader_cache.Entry(b"libcuda.so.1", b"/opt/libcuda.so.1", 0x303))
+    image.shell("true")
+    assert "the loader finds /opt/libcuda.so.1 of the image, not the host's" in image.warnings()
+
+
+def test_a_cache_out_of_order_where_nothing_else_is_searched(kind: MakeKind) -> None:
+    """The loader is Debian's, which does not search /usr/lib64 by itself."""
+    image = kind("lib64")
+    before = spoil(image)
+    done = image.bundle("true").run()
+    assert done.returncode != 0
+    assert "/etc/ld.so.cache of the container is left as it is" in image.warnings()
+    assert "remedy: run ldconfig in the image" in image.warnings()
+    assert (image.root / "etc/ld.so.cache").read_bytes() == before
+
+
 # Images with driver files of their own
 
 
