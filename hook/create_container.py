@@ -19,10 +19,13 @@ from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from hook.log import Log
     from hook.state import Container
     from ldcache import elf
 
-USAGE = "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... < STATE"
+USAGE = (
+    "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... [--debug] < STATE"
+)
 LIBRARIES_MAX = 1024
 # hook.selection has the same; it is too long to be read for this.
 LIBRARY_OPTIONS = ("ro", "nosuid", "nodev")
@@ -33,6 +36,7 @@ def main(argv: list[str]) -> int:
     links: list[tuple[str, str]] = []
     folders: list[str] = []
     driver = ""
+    debug = False
     for option, value in pairs(argv):
         target, separator, path = value.partition("::")
         if option == "--link" and separator and path.startswith("/"):
@@ -41,6 +45,8 @@ def main(argv: list[str]) -> int:
             folders.append(value.rstrip("/") or "/")
         elif option == "--driver" and value:
             driver = value
+        elif option == "--debug" and not value:
+            debug = True
         else:
             warn(f"left out what this version does not know: {option} {value}")
     container = state.read_container()
@@ -52,7 +58,7 @@ def main(argv: list[str]) -> int:
     place.label = container.mount_label
     place.open_base(container.root_path)
     posix.umask(0)
-    finish(container, place, links, folders, driver)
+    finish(container, place, links, folders, driver, debug_log(container) if debug else None)
     for warning in place.warnings:
         warn(warning)
     return 0
@@ -102,8 +108,22 @@ def sources(container: Container) -> dict[str, steps.Mount]:
     return found
 
 
+def debug_log(container: Container) -> Log:
+    """For `--debug`. The configuration, which may name a file, is a part of the inventory, and that isn't read here."""
+    from hook import log
+
+    journal = log.Log("create-container", container.id)
+    journal.add(log.STDERR, "debug")
+    return journal
+
+
 def finish(
-    container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str], driver: str
+    container: Container,
+    place: namespace.Namespace,
+    links: list[tuple[str, str]],
+    folders: list[str],
+    driver: str,
+    journal: Log | None = None,
 ) -> None:
     """Make the links and merge the cache; a failure takes back what was made. Without a driver's version there is no
     forward compatibility."""
@@ -119,7 +139,7 @@ def finish(
         paths = [str(mount.get("destination", "")) for mount in container.mounts]
         loader.complete(plan, place.base, facts, folders, paths)
     place.warnings += plan.warnings
-    steps.run(steps.steps(plan, container, sources(container) if links else None), place)
+    steps.run(steps.steps(plan, container, sources(container) if links else None), place, journal)
 
 
 def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import posix
+import time
 
 from hook import cgroup, files, search
 from hook.namespace import NODE_OPTIONS, clone, creation_error
@@ -21,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.log import Log
     from hook.namespace import Namespace
     from hook.plan import Plan
     from hook.state import Container
@@ -399,9 +401,10 @@ def final(path: str, targets: dict[str, str]) -> str:
     return path
 
 
-def prepare(todo: list[Step], host: int, namespace: Namespace) -> list[Step]:
+def prepare(todo: list[Step], host: int, namespace: Namespace, journal: Log | None = None) -> list[Step]:
     """Prepare the steps; those that can be executed come back."""
     ready = []
+    begin = time.monotonic()
     for step in todo:
         try:
             step.prepare(host, namespace)
@@ -411,13 +414,16 @@ def prepare(todo: list[Step], host: int, namespace: Namespace) -> list[Step]:
             leave_out(step, error, namespace, namespace.mark())
         else:
             ready.append(step)
+    if journal is not None:
+        journal.step(f"{len(todo)} steps prepared on the host", begin)
     return ready
 
 
-def run(todo: list[Step], namespace: Namespace) -> None:
+def run(todo: list[Step], namespace: Namespace, journal: Log | None = None) -> None:
     """Run the steps; on a failure take everything back and say which step it was. An optional one is left out."""
     for step in todo:
         mark = namespace.mark()
+        begin = time.monotonic()
         try:
             step.execute(namespace)
         except BaseException as error:
@@ -426,6 +432,8 @@ def run(todo: list[Step], namespace: Namespace) -> None:
                 continue
             left = namespace.undo()
             raise failure(step, error, left) from error
+        if journal is not None:
+            journal.step(step.describe(), begin)
 
 
 def leave_out(step: Step, error: BaseException, namespace: Namespace, mark: int) -> None:

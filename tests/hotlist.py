@@ -35,6 +35,7 @@ OURS = {
     "hook.injection",
     "hook.layout",
     "hook.loader",
+    "hook.log",
     "hook.mounts",
     "hook.namespace",
     "hook.plan",

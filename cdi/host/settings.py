@@ -30,6 +30,8 @@ DEFAULTS: dict[str, Any] = {
     "disable-require": False,
     "driver.root": "/",
     "features.ignore-imex-channel-requests": False,
+    "log.file": "",
+    "log.level": "warning",
     "prestart.no-cgroups": False,
     "supported-driver-capabilities": list(CAPABILITIES),
     "swarm-resource": [],
