@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cdi.host import store
-from hook import injection, planner
+from hook import injection, loader, planner
 from ldcache import cache as loader_cache
 from tests import roots, simhost
 from tests.containers import Bundle, Hook, hook
@@ -249,6 +249,19 @@ def test_a_stale_folder_that_is_too_big_is_left(kind: MakeKind) -> None:
         (folder / f"lib{number}.so").touch()
     assert image.shell("resolve libcuda.so.1") == [f"libcuda.so.1 {MULTIARCH}/libcuda.so.1"]
     assert "/opt/more of the container is not read into /etc/ld.so.cache" in image.warnings()
+
+
+def test_more_stale_folders_than_a_start_reads(kind: MakeKind) -> None:
+    image = kind()
+    folders = [f"/opt/more/{number:02}" for number in range(loader.STALE_MAX + 2)]
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("\n".join(folders))
+    for folder in folders:
+        add_library(image, f"{folder}/liba{folder[-2:]}.so.1", f"liba{folder[-2:]}.so.1")
+    assert image.shell("resolve liba00.so.1 libcuda.so.1") == [
+        "liba00.so.1 /opt/more/00/liba00.so.1",
+        f"libcuda.so.1 {MULTIARCH}/libcuda.so.1",
+    ]
+    assert image.warnings().count("is not read into /etc/ld.so.cache") == 1
 
 
 # Caches that can't be kept
