@@ -103,7 +103,7 @@ def same_place(base: int, one: str, other: str) -> bool:
 
 def stale(base: int, facts: Loader) -> list[str]:
     """Folders of ld.so.conf that the cache does not know as they are: newer than it, or with none of their libraries
-    in it. Default folders don't matter, since the loader searches them after the cache. At most STALE_MAX of them."""
+    in it. Default folders don't matter, since the loader searches them after the cache. Ends past STALE_MAX of them."""
     data, changed = cache_file(base)
     known = {place(base, folder) for folder in facts.defaults}
     found: list[str] = []
@@ -113,7 +113,7 @@ def stale(base: int, facts: Loader) -> list[str]:
             continue
         # ldconfig too reads a folder once, by its first name.
         known.add(where)
-        if len(found) == STALE_MAX:
+        if len(found) > STALE_MAX:
             break
         if age(base, folder) > changed or b"\0" + kernel.encode(folder) + b"/" not in data:
             found.append(folder)
@@ -155,7 +155,10 @@ def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: li
     """Put into a Plan what the image's loader and ldconfig need to find its libraries, which lie in `folders`; the most
     important one first. `paths` is where files of the host are or will be mounted."""
     ours = set(paths)
-    plan.stale_folders = list(facts.stale)
+    plan.stale_folders = facts.stale[:STALE_MAX]
+    if len(facts.stale) > STALE_MAX:
+        what = f"{CACHE_PATH} of the container does not know more than {STALE_MAX} folders of ld.so.conf"
+        plan.warnings.append(f"{what}: the rest is not read into it; run ldconfig in the image")
     if facts.musl_path:
         plan.cache_entries = []
         plan.musl_path, plan.musl_folders = facts.musl_path, folders

@@ -227,6 +227,18 @@ def test_a_stale_folder_that_is_too_big_is_left(kind: MakeKind) -> None:
     assert "/opt/more of the container is not read into /etc/ld.so.cache" in image.warnings()
 
 
+def test_more_stale_folders_than_are_read(kind: MakeKind) -> None:
+    image = kind()
+    folders = [f"/opt/more-{number:02}" for number in range(40)]
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("\n".join(folders))
+    for number, folder in enumerate(folders):
+        add_library(image, f"{folder}/libmore{number}.so.1", f"libmore{number}.so.1")
+    lines = image.shell("resolve libcuda.so.1; resolve libmore0.so.1; resolve libmore39.so.1 || echo none")
+    assert lines[:2] == [f"libcuda.so.1 {MULTIARCH}/libcuda.so.1", "libmore0.so.1 /opt/more-00/libmore0.so.1"]
+    assert not any(line.endswith("/libmore39.so.1") for line in lines)
+    assert "does not know more than 32 folders of ld.so.conf: the rest is not read into it" in image.warnings()
+
+
 # Images with driver files of their own
 
 
