@@ -413,9 +413,10 @@ def final(path: str, targets: dict[str, str]) -> str:
     for _ in targets:
         if path not in targets:
             break
-        folder, target = root.split(path)[0], targets[path]
+        folder, target = path.rpartition("/")[0], targets[path]
         while target.startswith("../"):
-            folder, target = root.split(folder)[0], target[3:]
+            # Above the root is the root.
+            folder, target = folder.rpartition("/")[0], target[3:]
         path = f"{folder}/{target}"
     return path
 
