@@ -39,6 +39,11 @@ class MountTable:
                     return True
         return False
 
+    def inside(self) -> list[str]:
+        """The places below the container's root where something is mounted, as the container names them."""
+        places = [line.split(" ")[4] for line in self._text.split("\n") if line.count(" ") > 4]
+        return [unescape(place[len(self._top) :]) for place in places if place.startswith(self._top + "/")]
+
     def _outside(self, place: str) -> bool:
         return place != self._top and not place.startswith(self._top + "/")
 
@@ -70,3 +75,10 @@ def escape(path: str) -> str:
     for character in "\\ \t\n":
         path = path.replace(character, f"\\{ord(character):03o}")
     return path
+
+
+def unescape(text: str) -> str:
+    """The path that `escape` made that text of."""
+    for character in "\n\t \\":
+        text = text.replace(f"\\{ord(character):03o}", character)
+    return text

@@ -28,8 +28,8 @@ class Container:
 
     `pid` is its init process in the runtime's pid namespace, 0 where there is none yet. `root_path` is
     absolute on the host. `env` has the last of equal names. `mounts`, `devices`, `device_rules` are
-    config.json's lists as they stand there. `privileged` is CAP_SYS_ADMIN in the bounding set, so it holds for
-    an ordinary user of a `--privileged` container too.
+    config.json's lists as they stand there, and `known` is False where it could not be read. `privileged` is
+    CAP_SYS_ADMIN in the bounding set, so it holds for an ordinary user of a `--privileged` container too.
     """
 
     __slots__ = (
@@ -39,6 +39,7 @@ class Container:
         "devices",
         "env",
         "id",
+        "known",
         "masked_paths",
         "mounts",
         "namespaces",
@@ -51,6 +52,7 @@ class Container:
         self.bundle = bundle
         self.id = identity
         self.pid = pid
+        self.known = True
         self.root_path = ""
         self.privileged = False
         self.annotations: dict[str, str] = {}
@@ -64,7 +66,11 @@ class Container:
 
 def read_container(stdin: int = 0) -> Container:
     """The container that a hook was started for: its state from `stdin`, its config.json from the bundle."""
-    state = parse("the container state on stdin", _read_state(stdin))
+    return _of_state(_read_state(stdin))
+
+
+def _of_state(text: bytes) -> Container:
+    state = parse("the container state on stdin", text)
     bundle = state.get("bundle") or state.get("bundlePath")
     pid = state.get("pid", 0)
     if not isinstance(bundle, str) or not bundle.startswith("/"):
@@ -73,6 +79,46 @@ def read_container(stdin: int = 0) -> Container:
         raise NvhookError(f"the container state's pid is {pid!r}", REPORT)
     container = Container(bundle, str(state.get("id", "")), pid)
     read_config(container)
+    return container
+
+
+def read_created(stdin: int = 0) -> Container:
+    """The container of a createContainer hook, which may run where the bundle can't be read.
+
+    Under runc a bundle that can't be read is an error: the working directory is the image then, and what it holds by
+    the name config.json is the image's. crun tells the root in the state besides (its own field `root`), since
+    in some user namespaces the bundle is closed to its hooks or names another folder; that root counts, and what
+    config.json would tell is then seen in the namespace itself.
+    """
+    text = _read_state(stdin)
+    place = parse("the container state on stdin", text).get("root")
+    told = place.rstrip("/") if isinstance(place, str) and place.startswith("/") else ""
+    try:
+        container = _of_state(text)
+    except NvhookError:
+        if not told:
+            raise
+        return _of_root(told)
+    return container if not told or container.root_path.rstrip("/") == told else _of_root(told)
+
+
+def _of_root(root_path: str) -> Container:
+    """A container of which the root is all that is known."""
+    from hook import mounts
+
+    container = Container("")
+    container.root_path = root_path
+    container.known = False
+    try:
+        container.mounts = [{"destination": place} for place in mounts.read(root_path).inside()]
+        separate = posix.readlink("/proc/1/ns/mnt") != posix.readlink("/proc/self/ns/mnt")
+    except PermissionError:
+        # Only from a user namespace is the first process of our own machine closed to us.
+        separate = True
+    except OSError as error:
+        raise NvhookError(f"cannot read {error.filename or mounts.TABLE}: {error.strerror}", REPORT) from error
+    if separate:
+        container.namespaces.add("mount")
     return container
 
 

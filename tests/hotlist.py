@@ -12,6 +12,7 @@ from __future__ import annotations
 OURS = {
     "cdi",
     "cdi.annotations",
+    "cdi.capabilities",
     "cdi.decode",
     "cdi.host",
     "cdi.host.fingerprint",
@@ -39,6 +40,7 @@ OURS = {
     "hook.namespace",
     "hook.plan",
     "hook.prestart",
+    "hook.profile",
     "hook.request",
     "hook.requirements",
     "hook.search",

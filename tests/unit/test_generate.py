@@ -197,9 +197,13 @@ def test_one_hook(found: dict[str, Any]) -> None:
     assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     assert set(hook) == {"hookName", "path", "args", "env"}
     assert hook["args"][1:3] == ["--driver", RELEASE]
-    assert hook["args"][3:] == [word for link in arguments(made_for(found), "--link") for word in ("--link", link)] + [
-        "--folder",
-        "/usr/local/nvidia/lib64",
+    (gpu,) = found["gpus"]
+    links = [word for link in arguments(made_for(found), "--link") for word in ("--link", link)]
+    assert hook["args"][3:] == [
+        *["--requirements", "enforce", "--proc-mask", "--application-profile"],
+        *["--gpu", f"{gpu['minor']}={gpu['bus_id']}"],
+        *links,
+        *["--folder", "/usr/local/nvidia/lib64"],
     ]
 
 

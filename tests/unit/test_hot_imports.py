@@ -22,6 +22,8 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
+    # Only where a CDI file asks for it.
+    "hook.profile",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",
