@@ -59,12 +59,6 @@ READS_THE_INVENTORY = {
     "cdi.host.store",
     "cdi.jsontext",
 }
-    "cdi.capabilities",
-    "cdi.host.store",
-    "cdi.host.fingerprint",
-    "cdi.host.settings",
-    "cdi.jsontext",
-}
 COMMAND_LINE = {"hook.cli"}
 
 
