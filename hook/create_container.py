@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hook.state import Container
+    from hook.step import Step
     from ldcache import elf
 
 USAGE = "usage: nvhook create-container [PART]... < STATE"
@@ -35,10 +36,12 @@ class Parts:
     requirement.
 
     `gpus` has bus id, compute capability and brand by minor number, "" for what the file does not tell.
-    `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's soname.
+    `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's soname, and without
+    `cache` nothing else is done about the folders. `steps` are done last.
     """
 
     __slots__ = (
+        "cache",
         "compat",
         "cuda",
         "driver",
@@ -50,10 +53,12 @@ class Parts:
         "profile",
         "requirements",
         "sonames",
+        "steps",
         "unknown",
     )
 
     def __init__(self) -> None:
+        self.cache = True
         self.compat = True
         self.cuda = ""
         self.driver = ""
@@ -65,6 +70,7 @@ class Parts:
         self.profile = False
         self.requirements = ""
         self.sonames = False
+        self.steps: list[Step] = []
         self.unknown: list[str] = []
 
 
@@ -161,7 +167,10 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
         plan.link(path, target)
     for folder in parts.folders:
         libraries(container, place, plan, folder, parts.sonames)
-    search(container, place, plan, parts)
+    if parts.cache:
+        search(container, place, plan, parts)
+    else:
+        plan.cache_entries = []
     place.warnings += plan.warnings
     todo = steps.steps(plan, container)
     if parts.profile and minors:
@@ -170,16 +179,19 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
         todo.append(profile.Profile(minors))
     if parts.mask:
         todo[:0] = mask(container, place, parts, minors)
-    steps.run(todo, place)
+    steps.run(todo + parts.steps, place)
 
 
 def search(container: Container, place: namespace.Namespace, plan: Plan, parts: Parts) -> None:
     """What the image's loader must be told."""
-    if not parts.folders:
+    wanted = parts.driver and parts.compat
+    if not parts.folders and not wanted:
         return
     facts = loader.probe(place.base)
-    if facts.glibc and parts.driver and parts.compat:
+    if facts.glibc and wanted:
         loader.forward(plan, place.base, parts.driver)
+    if not parts.folders and not plan.compat_folder:
+        return
     paths = [str(mount.get("destination", "")) for mount in container.mounts]
     loader.complete(plan, place.base, facts, parts.folders, paths)
 

@@ -28,13 +28,15 @@ class Container:
 
     `pid` is its init process in the runtime's pid namespace, 0 where there is none yet. `root_path` is
     absolute on the host. `env` has the last of equal names. `mounts`, `devices`, `device_rules` are
-    config.json's lists as they stand there, and `known` is False where it could not be read. `privileged` is
-    CAP_SYS_ADMIN in the bounding set, so it holds for an ordinary user of a `--privileged` container too.
+    config.json's lists as they stand there, `create_hooks` the arguments of its createContainer hooks, and `known`
+    is False where it could not be read. `privileged` is CAP_SYS_ADMIN in the bounding set, so it holds for an
+    ordinary user of a `--privileged` container too.
     """
 
     __slots__ = (
         "annotations",
         "bundle",
+        "create_hooks",
         "device_rules",
         "devices",
         "env",
@@ -56,6 +58,7 @@ class Container:
         self.root_path = ""
         self.privileged = False
         self.annotations: dict[str, str] = {}
+        self.create_hooks: list[list[str]] = []
         self.env: dict[str, str] = {}
         self.mounts: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
@@ -150,6 +153,8 @@ def read_config(container: Container) -> None:
     container.privileged = "CAP_SYS_ADMIN" in _bounding_set(path, spec, process)
     annotations = _member(path, spec, "annotations", dict)
     container.annotations = {name: value for name, value in annotations.items() if isinstance(value, str)}
+    hooks = _objects(path, _member(path, spec, "hooks", dict), "createContainer")
+    container.create_hooks = [[str(word) for word in _member(path, entry, "args", list)] for entry in hooks]
     linux = _member(path, spec, "linux", dict)
     resources = _member(path, linux, "resources", dict)
     container.mounts = _objects(path, spec, "mounts")

@@ -366,7 +366,7 @@ def steps(plan: Plan, container: Container) -> list[Step]:
     if plan.musl_path:
         made.append(search.MuslPath(plan.musl_path, plan.musl_folders))
     # Last, so that it is newer than every folder that was changed here.
-    if plan.cache_entries or plan.stale_folders:
+    if plan.cache_entries or plan.stale_folders or plan.compat_folder:
         made.append(search.LoaderCache([(final(entry["path"], targets), entry) for entry in plan.cache_entries], plan))
     return made
 
@@ -379,7 +379,7 @@ def final(path: str, targets: dict[str, str]) -> str:
         folder, target = root.split(path)[0], targets[path]
         while target.startswith("../"):
             folder, target = root.split(folder)[0], target[3:]
-        path = f"{folder}/{target}"
+        path = target if target.startswith("/") else f"{folder}/{target}"
     return path
 
 

@@ -22,7 +22,9 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
+    "hook.cdihook",
     # Only where a CDI file asks for it.
+    "hook.params",
     "hook.profile",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
