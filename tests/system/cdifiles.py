@@ -11,11 +11,11 @@ from cdi import cli, reader, registry
 from tests.simhost import SimulatedHost
 
 
-def on_this_machine(spec: dict[str, Any], host: SimulatedHost) -> dict[str, Any]:
-    """The spec with its host paths as they are on this machine."""
+def on_this_machine(spec: dict[str, Any], root: Path) -> dict[str, Any]:
+    """The spec of a host below `root`, with its host paths as they are on this machine."""
     for edits in [spec.get("containerEdits", {}), *(device["containerEdits"] for device in spec["devices"])]:
         for entry in edits.get("mounts", []) + edits.get("deviceNodes", []):
-            entry["hostPath"] = f"{host.root}{entry.get('hostPath', entry.get('path'))}"
+            entry["hostPath"] = f"{root}{entry.get('hostPath', entry.get('path'))}"
     return spec
 
 
@@ -23,7 +23,7 @@ def generate(output: Path, host: SimulatedHost, *words: str) -> dict[str, Any]:
     """What `cdi generate` writes for the simulated host, at `output`, moved to this machine."""
     output.parent.mkdir(parents=True, exist_ok=True)
     assert cli.main(["generate", "--host-root", str(host.root), "--output", str(output), *words]) == 0
-    spec = on_this_machine(json.loads(output.read_text()), host)
+    spec = on_this_machine(json.loads(output.read_text()), host.root)
     output.write_text(json.dumps(spec))
     return spec
 

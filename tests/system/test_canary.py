@@ -220,7 +220,7 @@ def running(bundle: Bundle) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("stage", ["prestart", "create_container"])
+@pytest.mark.parametrize("stage", ["prestart", "create_container", "nvidia-cdi-hook"])
 def test_code_in_the_image_does_not_run(
     prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path, stage: str
 ) -> None:
@@ -246,6 +246,9 @@ def test_code_in_the_image_does_not_run(
         bundle.prestart[-1]["env"] = env
     else:
         link = hook(prefix / "bin/nvhook-create-container", "--link", f"x::{MULTIARCH}/libx.so")
+        if stage == "nvidia-cdi-hook":
+            # As files of NVIDIA's toolkit up to 1.17 name it, without an environment of the hook's own.
+            link["args"] = [stage, "create-symlinks", *link["args"][1:]]
         bundle.create_container = [{**link, "env": env}]
     # The planted library would run in an ordinary program: the test can fail.
     subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(planted)}, check=True)

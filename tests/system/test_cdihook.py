@@ -122,7 +122,7 @@ def toolkits_file(release: str, names: Names) -> dict[str, Any]:
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_file_of_the_toolkit(names: Names, release: str) -> None:
     """Unchanged but for where its programs and the simulated host's files are."""
-    spec = cdifiles.on_this_machine(toolkits_file(release, names), names.host)
+    spec = cdifiles.on_this_machine(toolkits_file(release, names), names.host.root)
     folder = names.folder / "cdi"
     folder.mkdir()
     (folder / "nvidia.json").write_text(json.dumps(spec))
