@@ -22,6 +22,8 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
+    # Only where nodes are made in a live container.
+    "hook.cgroup",
     "hook.cdihook",
     # Only where a CDI file asks for it.
     "hook.params",
