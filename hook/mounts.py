@@ -15,6 +15,8 @@ from ldcache import root
 
 TABLE = "/proc/self/mountinfo"
 TABLE_MAX = 64 << 20
+# A chain of processes above a hook is a handful.
+ANCESTORS_MAX = 64
 
 
 class MountTable:
@@ -82,3 +84,37 @@ def unescape(text: str) -> str:
     for character in "\n\t \\":
         text = text.replace(f"\\{ord(character):03o}", character)
     return text
+
+
+def is_separate() -> bool:
+    """Whether our mount namespace is not that of the machine whose /proc this is, where no config.json says so.
+
+    Proof is a process above us that is in another one, as the runtime is above a container's first process. From a
+    user namespace none of those may be looked at; what is mounted in such a one is never the host's
+    (user_namespaces(7)).
+    """
+    own, above = posix.readlink("/proc/self/ns/mnt"), "self"
+    for _ in range(ANCESTORS_MAX):
+        try:
+            above = parent_of(above)
+            if posix.readlink(f"/proc/{above}/ns/mnt") != own:
+                return True
+        except PermissionError:
+            continue
+        except OSError:
+            break
+    return text_of("/proc/self/uid_map") != text_of("/proc/1/uid_map")
+
+
+def parent_of(pid: str) -> str:
+    """The number of a process's parent (proc_pid_stat(5)); the name before it may hold blanks and brackets."""
+    return text_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1].decode()
+
+
+def text_of(path: str) -> bytes:
+    """A small file of /proc."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return root.read(fd, 1 << 16, path)
+    finally:
+        posix.close(fd)

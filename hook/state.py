@@ -114,13 +114,9 @@ def _of_root(root_path: str) -> Container:
     container.known = False
     try:
         container.mounts = [{"destination": place} for place in mounts.read(root_path).inside()]
-        separate = posix.readlink("/proc/1/ns/mnt") != posix.readlink("/proc/self/ns/mnt")
-    except PermissionError:
-        # Only from a user namespace is the first process of our own machine closed to us.
-        separate = True
     except OSError as error:
-        raise NvhookError(f"cannot read {error.filename or mounts.TABLE}: {error.strerror}", REPORT) from error
-    if separate:
+        raise NvhookError(f"cannot read {mounts.TABLE}: {error.strerror}", REPORT) from error
+    if mounts.is_separate():
         container.namespaces.add("mount")
     return container
 

@@ -27,6 +27,13 @@ COMPAT = "usr/local/cuda/compat"
 
 # Which hooks a release writes, by which program and with which environment (cmd/nvidia-ctk and pkg/nvcdi of NVIDIA's
 # toolkit at these tags). Until 1.17 the soname's links were left to ldconfig.
+EVERY = (
+    "create-symlinks",
+    "enable-cuda-compat",
+    "update-ldcache",
+    "disable-device-node-modification",
+    "update-application-profile",
+)
 RELEASES: dict[str, tuple[str, tuple[str, ...], bool]] = {
     "1.14": ("nvidia-ctk", ("create-symlinks", "chmod", "update-ldcache"), False),
     "1.16": ("nvidia-cdi-hook", ("create-symlinks", "chmod", "update-ldcache"), False),
@@ -37,17 +44,9 @@ RELEASES: dict[str, tuple[str, tuple[str, ...], bool]] = {
         ("create-symlinks", "enable-cuda-compat", "update-ldcache", "disable-device-node-modification"),
         True,
     ),
-    "1.20": (
-        "nvidia-cdi-hook",
-        (
-            "create-symlinks",
-            "enable-cuda-compat",
-            "update-ldcache",
-            "disable-device-node-modification",
-            "update-application-profile",
-        ),
-        True,
-    ),
+    "1.20": ("nvidia-cdi-hook", EVERY, True),
+    # The device plugin writes a kind of its own, with the toolkit's generator.
+    "device plugin": ("nvidia-cdi-hook", EVERY, True),
 }
 OPTIONS = ["ro", "nosuid", "nodev", "bind"]
 
@@ -116,7 +115,11 @@ def toolkits_file(release: str, names: Names) -> dict[str, Any]:
         for i in range(len(names.host.host.gpus))
     ]
     edits = {"env": ["NVIDIA_VISIBLE_DEVICES=void"], "deviceNodes": nodes, "mounts": mounts, "hooks": hooks}
-    return {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": devices, "containerEdits": edits}
+    return {"cdiVersion": "0.5.0", "kind": kind_of(release), "devices": devices, "containerEdits": edits}
+
+
+def kind_of(release: str) -> str:
+    return "k8s.device-plugin.nvidia.com/gpu" if release == "device plugin" else "nvidia.com/gpu"
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -126,7 +129,7 @@ def test_a_file_of_the_toolkit(names: Names, release: str) -> None:
     folder = names.folder / "cdi"
     folder.mkdir()
     (folder / "nvidia.json").write_text(json.dumps(spec))
-    edits = cdifiles.edits(folder, "nvidia.com/gpu=1")
+    edits = cdifiles.edits(folder, f"{kind_of(release)}=1")
     script = f"resolve -s {' '.join(NAMES)}; ls /dev | grep nvidia; cat /proc/driver/nvidia/params /etc/nvidia/*/*"
     script += f"; readlink {MULTIARCH}/gbm/y.so"
     bundle = names.bundle(f"{{ {script}; }} 2>/dev/null; ldconfig; resolve -s {NAMES[0]}", edits=edits)
@@ -135,7 +138,7 @@ def test_a_file_of_the_toolkit(names: Names, release: str) -> None:
     assert lines[4:8] == ["nvidia-uvm", "nvidia-uvm-tools", "nvidia1", "nvidiactl"]
     assert lines[-2] == "../x"
     assert lines[-1].split()[-1] == names.identity(NAMES[0])
-    assert ("EGLVisibleDGPUDevices" in " ".join(lines)) == (release == "1.20")
+    assert ("EGLVisibleDGPUDevices" in " ".join(lines)) == (RELEASES[release][1] is EVERY)
 
 
 def test_the_toolkits_own_file(names: Names) -> None:
