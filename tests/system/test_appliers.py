@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import pytest
 
 from cdi import capabilities
+from hook import install
 from tests import roots
 from tests.containers import Bundle, Hook, hook
 from tests.needs import needs_path, needs_program
@@ -188,6 +191,53 @@ def test_32_bit_twins(ways: Ways) -> None:
     bundle = ways.file(ways.image("debian"), "true", "--no-hooks", "--capabilities", "compute,compat32")
     places = {mount["destination"] for mount in bundle.config()["mounts"]}
     assert {"/usr/lib/i386-linux-gnu/libcuda.so.1", "/usr/lib/libcuda.so.1", "/usr/lib64/libcuda.so.1"} <= places
+
+
+USER = ("pid", "mount", "ipc", "uts", "user", "network")
+
+
+@pytest.mark.parametrize("way", ["hook", "no hook"])
+def test_a_user_namespace(ways: Ways, way: str) -> None:
+    """The hook runs in it, and what it makes belongs to the container's root. Nodes are mounts, as rootless podman
+    makes them."""
+    image = ways.image("debian")
+    for path in (image, *image.rglob("*")):
+        os.chown(path, 100000, 100000, follow_symlinks=False)
+    for folder in (image, ways.host.root, ways.prefix, ways.folder):
+        for path in [folder, *folder.parents][:-1]:
+            path.chmod(path.stat().st_mode | 0o011)
+    ways.report.touch()
+    ways.report.chmod(0o666)
+    mapping = [{"containerID": 0, "hostID": 100000, "size": 65536}]
+    words = ["--no-hooks", "--layout", "debian"] if way == "no hook" else []
+    script = f"resolve -s {' '.join(NAMES)}; stat -c %u {PROFILE} /etc/ld.so.cache; ls /dev | grep nvidia1"
+    others = {"namespaces": USER, "linux": {"uidMappings": mapping, "gidMappings": mapping}}
+    bundle = ways.file(image, f"{{ {script}; }} 2>/dev/null", *words, **others)
+    launcher = str(ways.prefix / "bin/nvhook-create-container")
+    for entry in (entry for block in bundle.edits for entry in block.get("hooks", [])):
+        start = [python_for_all(), "-I", "-S", "-B", str(ways.prefix / "lib/nvhook/bin/entry"), "create-container"]
+        at = entry["args"].index(launcher)
+        entry["args"][at : at + 1] = start
+    for block in bundle.edits:
+        block["mounts"] = block.get("mounts", []) + [
+            {"hostPath": node["hostPath"], "containerPath": node["path"], "options": ["bind", "rprivate"]}
+            for node in block.pop("deviceNodes", [])
+        ]
+    done = bundle.run()
+    lines = done.stdout.splitlines()
+    said = ways.report.read_text()
+    assert [line.split()[-1] for line in lines[:4]] == identities(ways.host), done.stdout + done.stderr + said
+    assert lines[4:] == (["0", "0", "nvidia1"] if way == "hook" else ["0", "nvidia1"])
+    assert said == ""
+
+
+def python_for_all() -> str:
+    """This version of Python where every user can start it; a developer's own is closed to a user namespace."""
+    wanted = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for path in (Path(install.interpreter()), Path("/usr/bin", wanted)):
+        if path.exists() and all(folder.stat().st_mode & 0o001 for folder in path.parents):
+            return str(path)
+    pytest.skip(f"needs {wanted} in a folder that is open to all")
 
 
 # The hook's parts
