@@ -211,7 +211,7 @@ def test_a_user_namespace(ways: Ways, way: str) -> None:
     mapping = [{"containerID": 0, "hostID": 100000, "size": 65536}]
     words = ["--no-hooks", "--layout", "debian"] if way == "no hook" else []
     script = f"resolve -s {' '.join(NAMES)}; stat -c %u {PROFILE} /etc/ld.so.cache; ls /dev | grep nvidia1"
-    others = {"namespaces": USER, "linux": {"uidMappings": mapping, "gidMappings": mapping}}
+    others: dict[str, Any] = {"namespaces": USER, "linux": {"uidMappings": mapping, "gidMappings": mapping}}
     bundle = ways.file(image, f"{{ {script}; }} 2>/dev/null", *words, **others)
     launcher = str(ways.prefix / "bin/nvhook-create-container")
     for entry in (entry for block in bundle.edits for entry in block.get("hooks", [])):
@@ -304,6 +304,14 @@ def test_a_requirement_that_the_file_does_not_tell_is_a_warning(ways: Ways) -> N
     """NVML alone tells an architecture, and generating does not wait for it."""
     output(ways.file(ways.image("debian"), "true", env={"NVIDIA_REQUIRE_ARCH": "arch>=9.0"}))
     assert "NVIDIA_REQUIRE_ARCH is not checked: the CDI file does not tell the GPUs' arch" in ways.report.read_text()
+
+
+def test_a_requirement_on_the_architecture(ways: Ways) -> None:
+    """Of a file for which NVML was asked."""
+    for expression, code in (("arch>=9.0", 0), ("arch>=99.0", 1)):
+        env = {"NVIDIA_REQUIRE_ARCH": expression}
+        assert ways.file(ways.image("debian"), "true", "--nvml", "facts", env=env).run().returncode == code
+    assert "NVIDIA_REQUIRE_ARCH is not met by the driver of GPU 0: arch>=99.0 (arch is 9.0)" in ways.report.read_text()
 
 
 @pytest.mark.parametrize("judged", ["warn", "off"])
