@@ -24,7 +24,7 @@ from tests.containers import Bundle, Hook, hook
 from tests.needs import needs_path, needs_program
 from tests.simhost import Host, SimulatedHost, build, elfwriter, gpus
 from tests.simhost.tree import ldconfig
-from tests.system import cdifiles
+from tests.system import cdifiles, runtimes
 from tests.system.prestart import nvhook, output, proc_hook, reported, visible
 
 pytestmark = needs_program("runc")
@@ -191,6 +191,23 @@ def test_32_bit_twins(ways: Ways) -> None:
     bundle = ways.file(ways.image("debian"), "true", "--no-hooks", "--capabilities", "compute,compat32")
     places = {mount["destination"] for mount in bundle.config()["mounts"]}
     assert {"/usr/lib/i386-linux-gnu/libcuda.so.1", "/usr/lib/libcuda.so.1", "/usr/lib64/libcuda.so.1"} <= places
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flavour", ["debian", "lib64", "fedora", "centos7", "arch", "alpine", "distroless", "busybox"])
+@pytest.mark.parametrize("readonly", [False, True])
+def test_crun(tmp_path: Path, prefix: Path, debian_13: Path, flavour: roots.Flavour, readonly: bool) -> None:
+    """Which tells the root besides, and up to 1.25 makes a root read-only before its createContainer hooks."""
+    host = build(tmp_path / "host", Host())
+    ways = Ways(tmp_path, prefix, host)
+    bundle = ways.file(ways.image(flavour), "", readonly=readonly)
+    bundle.arguments = ["resolve", "-s", *NAMES]
+    bundle.prestart = [hook(runtimes.PYTHON, *proc_hook()["args"][1:])]
+    for entry in (entry for block in bundle.edits for entry in block.get("hooks", [])):
+        at = entry["args"].index(str(prefix / "bin/nvhook-create-container"))
+        entry |= runtimes.in_debian_13("create_container", *entry["args"][at + 1 :])
+    done = runtimes.run(debian_13, bundle, "crun")
+    assert [line.split()[-1] for line in done.stdout.splitlines()] == identities(host), done.stdout + done.stderr
 
 
 USER = ("pid", "mount", "ipc", "uts", "user", "network")
