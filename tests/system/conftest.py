@@ -12,6 +12,7 @@ from hook import install
 from tests import roots, simhost
 from tests.containers import Bundle, cgroup_versions
 from tests.system import runtimes
+from tests.system.ways import Ways
 
 
 @pytest.fixture(scope="session")
@@ -62,3 +63,8 @@ def debian_13(cache: Path) -> Path:
         return runtimes.debian(cache)
     except RuntimeError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def ways(tmp_path: Path, prefix: Path, host: simhost.SimulatedHost) -> Ways:
+    return Ways(tmp_path, prefix, host)

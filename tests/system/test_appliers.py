@@ -6,10 +6,8 @@ And what each way of a CDI file is for: any image with the hook, the images of i
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,58 +18,19 @@ import pytest
 from cdi import capabilities
 from hook import install
 from tests import roots
-from tests.containers import Bundle, Hook, hook
+from tests.containers import Bundle, hook
 from tests.needs import needs_path, needs_program
 from tests.simhost import Host, SimulatedHost, build, elfwriter, gpus
 from tests.simhost.tree import ldconfig
-from tests.system import cdifiles, runtimes
-from tests.system.prestart import nvhook, output, proc_hook, reported, visible
+from tests.system import runtimes
+from tests.system.prestart import output, proc_hook
+from tests.system.ways import NAMES, Ways, identities
 
 pytestmark = needs_program("runc")
 
 EVERYTHING = "compute,display,graphics,ngx,utility,video"
 NODES = "find /dev -name 'nvidia*' -type c -o -path '/dev/dri/*' -type c | sort | xargs stat -c '%n %t:%T %a %u:%g'"
 DROP_IN = "etc/ld.so.conf.d/00-nvhook.conf"
-
-
-class Ways:
-    """Containers of one host by each way that puts a GPU into them."""
-
-    def __init__(self, folder: Path, prefix: Path, host: SimulatedHost) -> None:
-        self.folder = folder
-        self.prefix = prefix
-        self.host = host
-        self.numbers = itertools.count(1)
-        self.report = folder / "report"
-
-    def image(self, flavour: roots.Flavour) -> Path:
-        return roots.make_root(self.folder / f"image-{next(self.numbers)}", flavour)
-
-    def prestart(self, image: Path, script: str, devices: str, names: str) -> Bundle:
-        """The hook that asks the environment."""
-        return self.bundle(image, script, env=visible(devices, names), prestart=nvhook(self.prefix, self.host))
-
-    def file(self, image: Path, script: str, *words: str, devices: str = "all", **others: Any) -> Bundle:
-        """A CDI file, by an engine that has applied it. The hook's words are in `report`."""
-        folder = self.folder / f"cdi-{next(self.numbers)}"
-        launcher = self.prefix / "bin/nvhook-create-container"
-        cdifiles.generate(folder / "nvidia.json", self.host, "--hook-path", str(launcher), *words)
-        edits = cdifiles.edits(folder, f"nvidia.com/gpu={devices}")
-        # What runs on the simulated host has to be told of it; an engine can't.
-        for entry in (entry for block in edits for entry in block.get("hooks", [])):
-            words_of_hook = [entry["path"], *entry["args"][1:], "--host-root", str(self.host.root)]
-            (wrapped,) = reported([hook(*words_of_hook)], self.report)
-            entry |= wrapped
-        return self.bundle(image, script, edits=edits, prestart=[proc_hook()], **others)
-
-    def bundle(self, image: Path, script: str, **others: Any) -> Bundle:
-        arguments = ["/bin/sh", "-c", script]
-        return Bundle(self.folder / f"bundle-{next(self.numbers)}", image, arguments, **others)
-
-
-@pytest.fixture
-def ways(tmp_path: Path, prefix: Path, host: SimulatedHost) -> Ways:
-    return Ways(tmp_path, prefix, host)
 
 
 def sonames(host: SimulatedHost, wanted: Callable[[str], bool] = bool) -> list[str]:
@@ -111,18 +70,6 @@ def test_every_way_gives_the_same(ways: Ways, devices: str, names: str) -> None:
     assert {line.split()[0] for line in by_hook[0] if line.split()[0][-1].isdigit() and "dri" not in line} == (
         {"/dev/nvidia0", "/dev/nvidia1"} if devices == "all" else {"/dev/nvidia1"}
     )
-
-
-NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
-
-
-def identities(host: SimulatedHost) -> list[str]:
-    """What `resolve -s` prints last for each of NAMES."""
-    found = []
-    for name in NAMES:
-        status = host.library("libcuda.so.1" if name == "libcuda.so" else name).stat()
-        found.append(f"{status.st_dev}:{status.st_ino}")
-    return found
 
 
 @pytest.mark.parametrize("flavour", ["debian", "lib64", "fedora", "centos7", "arch", "distroless", "busybox", "alpine"])
@@ -339,71 +286,3 @@ def test_the_configuration_at_generation_counts(tmp_path: Path, prefix: Path, ju
     ways = Ways(tmp_path, prefix, host)
     output(ways.file(ways.image("debian"), "true", env={"NVIDIA_REQUIRE_CUDA": "cuda>=99.0"}))
     assert ("is not met" in ways.report.read_text()) == (judged == "warn")
-
-
-# Where the root is
-
-
-def without(folder: Path, prefix: Path, change: str) -> list[Hook]:
-    """The hook, with another state than the runtime's: `change` is a sed script."""
-    launcher = prefix / "bin/nvhook-create-container"
-    return [hook("/bin/sh", "-c", f"sed '{change}' | {launcher} --link made::/etc/made 2>{folder}/report")]
-
-
-BUNDLE = 's/"bundle":"[^"]*"/"bundle":"{}"/'
-
-
-def test_a_planted_config_json(ways: Ways) -> None:
-    """The bundle can't be read, and the working directory, the image, holds a config.json that names the host."""
-    image = ways.image("debian")
-    planted = {"root": {"path": "/"}, "linux": {"namespaces": [{"type": "mount"}]}}
-    (image / "config.json").write_text(json.dumps(planted))
-    for bundle in ("\\/nowhere", ".", ""):
-        hooks = without(ways.folder, ways.prefix, BUNDLE.format(bundle))
-        done = ways.bundle(image, "true", create_container=hooks).run()
-        assert done.returncode != 0
-        words = ways.report.read_text()
-        assert "cannot open /nowhere/config.json" in words or "names no absolute `bundle`" in words
-    assert not (image / "etc/made").exists() and not Path("/etc/made").exists()
-
-
-def test_cruns_root_where_the_bundle_is_closed(ways: Ways) -> None:
-    """Mounts are then those of the namespace."""
-    image = ways.image("debian")
-    root = str(image).replace("/", "\\/")
-    change = BUNDLE.format("\\/") + f';s/"bundle"/"root":"{root}","bundle"/'
-    hooks = without(ways.folder, ways.prefix, change)
-    assert output(ways.bundle(image, "readlink /etc/made", create_container=hooks)) == "made\n"
-    assert "config.json is not to be read here" in ways.report.read_text()
-
-
-def test_cruns_root_that_is_the_hosts(ways: Ways) -> None:
-    image = ways.image("debian")
-    change = BUNDLE.format("\\/") + ';s/"bundle"/"root":"\\/","bundle"/'
-    hooks = without(ways.folder, ways.prefix, change)
-    assert ways.bundle(image, "true", create_container=hooks).run().returncode != 0
-    assert not Path("/etc/made").exists()
-
-
-def test_a_library_of_a_closed_bundle_is_found_in_the_mount_table(ways: Ways) -> None:
-    image = ways.image("debian")
-    bundle = ways.file(image, f"resolve -s {' '.join(NAMES)}")
-    (entry,) = [entry for block in bundle.edits for entry in block.get("hooks", [])]
-    root = str(image).replace("/", "\\/")
-    change = BUNDLE.format("\\/") + f';s/"bundle"/"root":"{root}","bundle"/'
-    program = 'change=$1; shift; sed "$change" | "$@"'
-    entry["args"] = ["/bin/sh", "-c", program, "sh", change, entry["path"], *entry["args"][1:]]
-    entry["path"] = "/bin/sh"
-    assert [line.split()[-1] for line in output(bundle).splitlines()] == identities(ways.host)
-
-
-def test_parts_of_another_version(ways: Ways) -> None:
-    image = ways.image("debian")
-    hooks = [hook(ways.prefix / "bin/nvhook-create-container", "--time-travel", "3", "--fast", "--link", "x::/etc/x")]
-    hooks = reported(hooks, ways.report)
-    assert output(ways.bundle(image, "readlink /etc/x", create_container=hooks)) == "x\n"
-    assert ways.report.read_text().splitlines() == [
-        "nvhook: warning: left out what this version does not know: --time-travel 3",
-        "nvhook: warning: left out what this version does not know: --fast",
-    ]
-    shutil.rmtree(image)
