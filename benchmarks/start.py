@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much nvhook adds to a container's start: `runc create` with and without the hook, in turn.
+"""How much nvhook adds to a container's start: `runc create` by each way, and without, in turn.
 
     python -m benchmarks.start [--rounds 20]
 
@@ -18,10 +18,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
+from cdi import generate
+from cdi.finish import HOOK_NAME
+from cdi.host import inventory, store
 from hook import install
 from tests import demo, roots
-from tests.containers import Bundle, Hook, hook
+from tests.containers import Bundle, hook
+from tests.system import cdifiles
 
 ALONE = "runc alone"
 
@@ -36,8 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         kinds = ways(folder)
         times: dict[str, list[float]] = {name: [] for name in kinds}
         for number in range(rounds + 1):
-            for name, (env, hooks) in kinds.items():
-                spent = one(folder / f"{number}", env, hooks)
+            for name, others in kinds.items():
+                spent = one(folder / f"{number}", others)
                 # The first round renews the inventory and fills the page cache.
                 if number:
                     times[name].append(spent)
@@ -47,27 +52,47 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def ways(folder: Path) -> dict[str, tuple[dict[str, str], list[Hook]]]:
-    """Each kind of container: its environment and its prestart hooks."""
+Others = dict[str, Any]
+
+
+def ways(folder: Path) -> dict[str, Others]:
+    """Each kind of container, as what its bundle has beside the ordinary."""
     machine = demo.machine(folder)
-    launcher = install.install(folder / "prefix")[0]
+    launchers = {path.name: path for path in install.install(folder / "prefix")}
     arguments = [] if machine.real else ["--host-root", str(machine.root)]
-    ours = [hook(launcher, *arguments)]
+    ours = [hook(launchers["nvhook-prestart"], *arguments)]
     request = {"NVIDIA_VISIBLE_DEVICES": "all"}
     python = [hook(install.interpreter(), "-I", "-S", "-c", "pass")]
+    finish = launchers[HOOK_NAME]
+    few = ("compute", "utility")
     return {
-        ALONE: ({}, []),
-        "a hook that is an empty Python": ({}, python),
-        "nvhook, no GPU asked for": ({}, ours),
-        "nvhook, compute and utility": (request, ours),
-        "nvhook, all capabilities": (request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}, ours),
+        ALONE: {},
+        "a hook that is an empty Python": {"prestart": python},
+        "nvhook, no GPU asked for": {"prestart": ours},
+        "nvhook, compute and utility": {"env": request, "prestart": ours},
+        "nvhook, all capabilities": {"env": request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}, "prestart": ours},
+        "CDI file, its hook, two of them": {"edits": edits(machine, finish, generate.Options(capabilities=few))},
+        "CDI file, its hook, all": {"edits": edits(machine, finish, generate.Options())},
+        "CDI file, no hook, two of them": {
+            "edits": edits(machine, finish, generate.Options(capabilities=few, layout="debian"))
+        },
+        "CDI file, no hook, all": {"edits": edits(machine, finish, generate.Options(layout="debian"))},
     }
 
 
-def one(folder: Path, env: dict[str, str], hooks: list[Hook]) -> float:
+def edits(machine: demo.Machine, finish: Path, options: generate.Options) -> list[dict[str, Any]]:
+    """What an engine takes out of a CDI file of this host for all GPUs; that is done before the time is taken."""
+    found, _ = inventory.current(store.Options(str(machine.root)))
+    spec = generate.make(found, str(finish), options)
+    if not machine.real:
+        spec = cdifiles.on_this_machine(spec, machine.root)
+    return [spec["containerEdits"], spec["devices"][-1]["containerEdits"]]
+
+
+def one(folder: Path, others: Others) -> float:
     """Milliseconds of one `runc create`."""
     folder.mkdir()
-    bundle = Bundle(folder / "bundle", roots.make_root(folder / "image"), ["/bin/true"], env=env, prestart=hooks)
+    bundle = Bundle(folder / "bundle", roots.make_root(folder / "image"), ["/bin/true"], **others)
     bundle.write()
     command = [*bundle.command(), "create", "--bundle", str(bundle.folder), bundle.name]
     try:

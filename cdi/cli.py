@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ldcache.errors import NvhookError
 
 if TYPE_CHECKING:
-    from cdi import registry, spec
+    from cdi import generate, registry, spec
 
 
 def parser() -> argparse.ArgumentParser:
@@ -30,11 +30,13 @@ def parser() -> argparse.ArgumentParser:
 
 def add_generate(verb: argparse.ArgumentParser) -> None:
     """The options of `cdi generate`."""
+    from cdi import content
     from cdi.host import inventory
 
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
     verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
+    content.add_arguments(verb)
     inventory.add_root_arguments(verb)
 
 
@@ -106,10 +108,16 @@ def printable(text: str) -> str:
 
 def check_generate(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Usage errors, which end the program with status 2."""
+    from cdi import content
+
     check_output(top, arguments)
     hook_path = arguments.hook_path
     if hook_path is not None and not hook_path.startswith("/"):
         top.error(f"--hook-path {hook_path}: must be absolute, for a runtime does not search")
+    try:
+        arguments.content = content.options_of(arguments)
+    except ValueError as error:
+        top.error(str(error))
 
 
 def check_output(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -135,10 +143,12 @@ def run_generate(arguments: argparse.Namespace) -> int:
     from cdi.host import inventory
 
     output = arguments.output
-    hook_path = arguments.hook_path or find_hook()
+    wanted: generate.Options = arguments.content
+    hook_path = "" if wanted.layout else arguments.hook_path or find_hook()
     found, _ = inventory.current(inventory.options_of(arguments))
-    made = generate.make(found, hook_path)
-    warn(found["warnings"] + generate.left_out(found))
+    made = generate.make(found, hook_path, wanted)
+    warn(found["warnings"] + generate.left_out(found, wanted))
+    note(generate.notes(found, made, wanted))
     try:
         text = spec.serialise(made, form_of(arguments))
     except spec.InvalidSpec as error:
@@ -306,19 +316,25 @@ def warn(lines: list[str]) -> None:
         print(f"nvhook: warning: {printable(line)}", file=sys.stderr)
 
 
+def note(lines: list[str]) -> None:
+    """What is as it was asked for, and good to know."""
+    for line in lines:
+        print(f"nvhook: note: {printable(line)}", file=sys.stderr)
+
+
 def find_hook() -> str:
     """The installed launcher: the one beside this very copy of nvhook, else a packaged or a local one."""
-    from cdi import generate
+    from cdi import finish
 
     library = Path(__file__).resolve().parents[1]
     folders = [Path("/usr/bin"), Path("/usr/local/bin")]
     if library.parts[-2:] == ("lib", "nvhook") and (library / "bin/launch").is_file():
         # Only there is this an installed copy; above a checkout, `bin` may be anybody's.
         folders.insert(0, library.parents[1] / "bin")
-    for path in (folder / generate.HOOK_NAME for folder in folders):
+    for path in (folder / finish.HOOK_NAME for folder in folders):
         if path.is_file():
             return str(path)
-    path = Path("/usr/bin", generate.HOOK_NAME)
+    path = Path("/usr/bin", finish.HOOK_NAME)
     warn([f"{path} is not there yet: no container starts with this spec before `nvhook install` or --hook-path"])
     return str(path)
 

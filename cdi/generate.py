@@ -1,27 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CDI spec of an inventory: what `cdi generate` writes.
 
-Devices are named by index and by UUID, MIG devices by `GPU:MIG` and by UUID, and `all` is written out, for CDI knows no
-wildcard. What every GPU
-needs stands once, at the spec's top. All that containerEdits can't say goes to one hook.
+Devices are named by index and by UUID, MIG devices by `GPU:MIG` and by UUID, and `all` is written out, for CDI
+knows no wildcard. What every GPU needs stands once, at the spec's top. All that containerEdits can't say goes to one
+hook, or is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdi import reader, spec, versions
+from cdi import capabilities, finish, hookless, reader, spec, versions
+from cdi.host import settings
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
-HOOK_NAME = "nvhook-create-container"
 PROGRAMS = "/usr/bin"
-
-# A hook entry without env runs, under runc, in runc's own environment, and once ran in the image's
-# (CVE-2025-23266). The launcher needs none of this; an entry that says nothing is what must not be.
-HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 
 # Complete, since nothing is added to a mount's options and a type would ask for version 0.4.0.
 FILE_OPTIONS = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
@@ -30,90 +27,216 @@ SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
 # So that neither NVIDIA's hook nor its runtime, nor ours, puts the GPU into the container once more.
 ENV = ["NVIDIA_VISIBLE_DEVICES=void"]
 
-COMMON_ROLES = ("control", "uvm", "uvm-tools", "modeset")
-GPU_ROLES = ("gpu", "drm")
+# A spec serves every container, and 32-bit twins are for those that ask.
+CAPABILITIES = tuple(name for name in settings.CAPABILITIES if name != "compat32")
+STRATEGIES = ("index", "uuid", "type-index")
+# What podman 4 reads; names by index need it.
+NEWEST = "0.5.0"
+NUMA_NODE = "nvhook/numa-node"
 
 
-def make(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
-    """The spec. `hook_path` is absolute, where the container's runtime will find the launcher.
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a spec is to have. `layout` is one of hookless.LAYOUTS for a spec without a hook, else None; `parts` some of
+    finish.PARTS. `device_ids` are indexes, UUIDs or bus ids, or one of `all` and `none`; None means all. `newest` is
+    the latest version of the CDI specification that may be used."""
 
-    Raises NvhookError where there is nothing to generate for: no control node, no GPU with its node.
+    layout: str | None = None
+    parts: tuple[str, ...] = finish.PARTS
+    capabilities: tuple[str, ...] = CAPABILITIES
+    strategies: tuple[str, ...] = ("index", "uuid")
+    device_ids: tuple[str, ...] | None = None
+    all_device: bool = True
+    kind: str = KIND
+    newest: str = NEWEST
+
+
+DEFAULTS = Options()
+
+
+def make(found: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> dict[str, Any]:
+    """The spec of an inventory. `hook_path` is absolute, where the container's runtime will find the launcher.
+
+    Raises NvhookError where there is nothing to generate for (no control node, no GPU with its node), for an unknown
+    device id, and for content that `options.newest` does not hold.
     """
-    common = [_node(node) for node in inventory["nodes"] if node["role"] in COMMON_ROLES]
+    inventory = chosen(found, options)
     if not any(node["role"] == "control" for node in inventory["nodes"]):
         raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
-    edits = {"env": ENV, "deviceNodes": common, "hooks": [_hook(inventory, hook_path)], "mounts": _mounts(inventory)}
-    made: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": _devices(inventory), "containerEdits": edits}
-    made["cdiVersion"] = versions.minimum_version(made)
-    kept: dict[str, Any] = spec.without_empty(made)
-    return kept
+    roles = capabilities.node_roles(options.capabilities)
+    edits = {
+        "env": ENV,
+        "deviceNodes": [_node(node) for node in inventory["nodes"] if node["role"] in roles],
+        "hooks": [] if options.layout else finish.hook(inventory, hook_path, options.parts),
+        "mounts": _mounts(inventory, options.layout),
+    }
+    devices = _devices(inventory, options)
+    made: dict[str, Any] = {"cdiVersion": "", "kind": options.kind, "devices": devices, "containerEdits": edits}
+    made = spec.without_empty(made)
+    needed = versions.minimum_version(made)
+    if versions.KNOWN.index(needed) > versions.KNOWN.index(options.newest):
+        what = f"the spec would be of version {needed}, and {options.newest} is the newest that may be used"
+        remedy = "names by index and nodes with two paths need 0.5.0, a dot in the class 0.6.0; allow that, or avoid it"
+        raise NvhookError(what, remedy)
+    return {"cdiVersion": needed, **made}
 
 
-def left_out(inventory: dict[str, Any]) -> list[str]:
+def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
+    """The inventory, less what the capabilities don't bring and the GPUs that are not asked for."""
+    groups = capabilities.groups(options.capabilities)
+    classes = capabilities.classes(options.capabilities)
+    libraries = [
+        item
+        for item in inventory["libraries"]
+        if item["class"] in classes and groups & {item["capability"], *item["also"]}
+    ]
+    return inventory | {
+        "gpus": _chosen_gpus(inventory, options.device_ids),
+        "libraries": libraries,
+        "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
+        "files": [item for item in inventory["files"] if item["capability"] in groups],
+        "sockets": [item for item in inventory["sockets"] if item["capability"] in options.capabilities],
+    }
+
+
+def _chosen_gpus(inventory: dict[str, Any], ids: tuple[str, ...] | None) -> list[dict[str, Any]]:
+    gpus: list[dict[str, Any]] = inventory["gpus"]
+    if _everything(ids):
+        return gpus
+    if _nothing(ids):
+        return []
+    wanted = []
+    for name in ids or ():
+        gpu = next((gpu for gpu in gpus if name.lower() in _ids(gpu)), None)
+        if gpu is None:
+            valid = ", ".join(f"{gpu['index']} ({gpu['uuid'] or gpu['bus_id']})" for gpu in gpus) or "none"
+            raise NvhookError(
+                f"no GPU {name[:80]!a} on this host; there are {valid}", "give one of these to --device-id"
+            )
+        wanted.append(gpu["bus_id"])
+    return [gpu for gpu in gpus if gpu["bus_id"] in wanted]
+
+
+def _ids(gpu: dict[str, Any]) -> tuple[str, ...]:
+    return str(gpu["index"]), str(gpu["uuid"]).lower(), gpu["bus_id"].lower()
+
+
+def _everything(ids: tuple[str, ...] | None) -> bool:
+    """No id, or `all`; of `all` and `none` the first counts, and either before any other id."""
+    return ids is None or next((name for name in ids if name in ("all", "none")), "") == "all"
+
+
+def _nothing(ids: tuple[str, ...] | None) -> bool:
+    return ids is not None and not _everything(ids) and "none" in ids
+
+
+def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
     """What the spec does not have although the host or a user may expect it, one line each."""
-    lines = [f"GPU {fault['bus_id']} is left out: {fault['reason']}" for fault in inventory["faults"]]
-    for gpu in inventory["gpus"]:
-        mine = _mig(inventory, gpu)
-        if not _gpu_nodes(inventory, gpu):
+    lines = [f"GPU {fault['bus_id']} is left out: {fault['reason']}" for fault in found["faults"]]
+    for gpu in _chosen_gpus(found, options.device_ids):
+        mine = _mig(found, gpu)
+        if not _gpu_nodes(found, gpu, options):
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: {gpu['node']} is missing")
         elif mine:
-            lines += _mig_left_out(gpu, mine)
-        elif gpu["uuid"] is None:
+            lines += _mig_left_out(gpu, mine, options)
+        elif gpu["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) has no name by UUID: nothing tells its UUID")
     return lines
 
 
-def _mig_left_out(gpu: dict[str, Any], mine: list[dict[str, Any]]) -> list[str]:
+def _mig_left_out(gpu: dict[str, Any], mine: list[dict[str, Any]], options: Options) -> list[str]:
     lines = []
     for entry in mine:
         name = f"MIG device {gpu['index']}:{entry['index']} (gi {entry['gi']}, ci {entry['ci']})"
         if not entry["nodes"]:
             lines.append(f"{name} is left out: not all its nodes below /dev/nvidia-caps are there")
-        elif entry["uuid"] is None:
+        elif entry["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"{name} has no name by UUID: nothing tells its UUID")
     return lines
 
 
-def _devices(inventory: dict[str, Any]) -> list[dict[str, Any]]:
-    by_index, by_uuid, every = [], [], []
-    for gpu in inventory["gpus"]:
-        for name, uuid, nodes in _offers(inventory, gpu):
-            by_index.append(_device(name, nodes))
-            if uuid is not None:
-                by_uuid.append(_device(uuid, nodes))
-            every += [node for node in nodes if node not in every]
-    if not by_index:
+def notes(found: dict[str, Any], made: dict[str, Any], options: Options) -> list[str]:
+    """What a user of a spec without a hook has to know of it; nothing for one with a hook."""
+    if options.layout is None:
+        return []
+    return hookless.notes(chosen(found, options), len(made["containerEdits"].get("mounts", [])))
+
+
+def _devices(inventory: dict[str, Any], options: Options) -> list[dict[str, Any]]:
+    if _nothing(options.device_ids):
+        # Something has to stand in its edits, and this does nothing that the top does not.
+        return [{"name": "none", "containerEdits": {"env": ENV}}]
+    offers = [offer for gpu in inventory["gpus"] for offer in _offers(inventory, gpu, options)]
+    if not offers:
         reasons = "; ".join(left_out(inventory)) or "the driver has no GPU"
         raise NvhookError(f"no GPU to generate a spec for: {reasons}", "see `nvhook inventory`, lspci and dmesg")
-    return [*by_index, *by_uuid, _device("all", every)]
+    devices = [
+        _device(name, offer.nodes, _annotations(offer.gpu, options))
+        for strategy in dict.fromkeys(options.strategies)
+        for offer in offers
+        if (name := offer.name(strategy)) is not None
+    ]
+    every: list[dict[str, Any]] = []
+    for offer in offers:
+        every += [node for node in offer.nodes if node not in every]
+    # A name by UUID may be all that was wanted, and none is known.
+    return [*devices, _device("all", every, {})] if options.all_device or not devices else devices
 
 
-def _offers(inventory: dict[str, Any], gpu: dict[str, Any]) -> Iterator[tuple[str, str | None, list[dict[str, Any]]]]:
-    """Name, UUID and nodes of what one GPU is offered as: itself or, where it is divided, its MIG devices.
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """One device of a spec: a whole GPU, `index` being its own, or a MIG device, `index` being `GPU:MIG`."""
+
+    gpu: dict[str, Any]
+    index: str
+    uuid: str | None
+    nodes: list[dict[str, Any]]
+
+    def name(self, strategy: str) -> str | None:
+        """nvidia-ctk's names: `0` or `0:1`, `GPU-…` or `MIG-…`, `gpu0` or `mig0:1`. None where the UUID is not
+        known."""
+        if strategy == "uuid":
+            return self.uuid
+        kind = "mig" if ":" in self.index else "gpu"
+        return f"{kind}{self.index}" if strategy == "type-index" else self.index
+
+
+def _offers(inventory: dict[str, Any], gpu: dict[str, Any], options: Options) -> Iterator[Offer]:
+    """What one GPU is offered as: itself or, where it is divided, its MIG devices.
 
     On a divided GPU nothing runs but in a MIG device, whose nodes are the GPU's and both its capability nodes.
     """
-    nodes = _gpu_nodes(inventory, gpu)
+    nodes = _gpu_nodes(inventory, gpu, options)
     mine = _mig(inventory, gpu)
     if nodes and not mine:
-        yield str(gpu["index"]), gpu["uuid"], nodes
+        yield Offer(gpu, str(gpu["index"]), gpu["uuid"], nodes)
     whole = [_node(node) for node in inventory["nodes"] if node["role"] == "gpu" and node["gpu"] == gpu["bus_id"]]
     for entry in mine if nodes else ():
         if entry["nodes"]:
-            yield f"{gpu['index']}:{entry['index']}", entry["uuid"], [*whole, *map(_node, entry["nodes"])]
+            index = f"{gpu['index']}:{entry['index']}"
+            yield Offer(gpu, index, entry["uuid"], [*whole, *map(_node, entry["nodes"])])
 
 
 def _mig(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for entry in inventory["mig"] if entry["gpu"] == gpu["bus_id"]]
 
 
-def _device(name: str, nodes: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"name": name, "containerEdits": {"deviceNodes": nodes}}
+def _annotations(gpu: dict[str, Any], options: Options) -> dict[str, str]:
+    """The NUMA node, for whoever places work; annotations came with version 0.6.0."""
+    node = gpu["numa_node"]
+    if node is None or node < 0 or versions.KNOWN.index(options.newest) < versions.KNOWN.index("0.6.0"):
+        return {}
+    return {NUMA_NODE: str(node)}
 
 
-def _gpu_nodes(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str, Any]]:
+def _device(name: str, nodes: list[dict[str, Any]], annotations: dict[str, str]) -> dict[str, Any]:
+    return {"name": name, "annotations": annotations, "containerEdits": {"deviceNodes": nodes}}
+
+
+def _gpu_nodes(inventory: dict[str, Any], gpu: dict[str, Any], options: Options) -> list[dict[str, Any]]:
     """The nodes of one GPU; none if its own is not there, for a DRM node alone is of no use."""
-    found = [node for node in inventory["nodes"] if node["role"] in GPU_ROLES and node["gpu"] == gpu["bus_id"]]
+    roles = capabilities.gpu_roles(options.capabilities)
+    found = [node for node in inventory["nodes"] if node["role"] in roles and node["gpu"] == gpu["bus_id"]]
     return [_node(node) for node in found] if any(node["role"] == "gpu" for node in found) else []
 
 
@@ -136,7 +259,7 @@ def _node(node: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _mounts(inventory: dict[str, Any]) -> list[dict[str, Any]]:
+def _mounts(inventory: dict[str, Any], layout: str | None) -> list[dict[str, Any]]:
     """Files at their host path less the driver root, programs in /usr/bin, each place once, parents first."""
     places: dict[str, dict[str, Any]] = {}
 
@@ -144,8 +267,10 @@ def _mounts(inventory: dict[str, Any]) -> list[dict[str, Any]]:
         mount = {"hostPath": host_path, "containerPath": container_path, "options": options}
         places.setdefault(container_path, mount)
 
-    for library in _libraries(inventory):
-        add(library["path"], _inside(library, library["name"]), FILE_OPTIONS)
+    for library in [] if layout else inventory["libraries"]:
+        add(library["path"], finish.inside(library, library["name"]), FILE_OPTIONS)
+    for host_path, container_path in hookless.places(inventory, layout) if layout else ():
+        add(host_path, container_path, FILE_OPTIONS)
     for program in inventory["programs"]:
         add(program["path"], f"{PROGRAMS}/{program['name']}", FILE_OPTIONS)
     for item in inventory["files"] + inventory["firmware"]:
@@ -154,43 +279,6 @@ def _mounts(inventory: dict[str, Any]) -> list[dict[str, Any]]:
         add(socket["path"], socket["container_path"], SOCKET_OPTIONS)
     # Readers sort mounts by depth, some of them not stably; this order is the same in all.
     return [places[path] for path in sorted(places, key=lambda path: (path.count("/"), path))]
-
-
-def _libraries(inventory: dict[str, Any]) -> list[dict[str, Any]]:
-    """The 64-bit ones: a spec serves every container, and 32-bit twins are for those that ask (`compat32`)."""
-    return [library for library in inventory["libraries"] if library["class"] == 64]
-
-
-def _inside(library: dict[str, Any], name: str) -> str:
-    return f"{library['folder'].rstrip('/')}/{name}"
-
-
-def _hook(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
-    """The one hook. Its arguments are an interface: they stand in files that outlive an update of nvhook.
-
-    The launcher takes its verb from args[0], whatever file `hook_path` is.
-    """
-    arguments = [HOOK_NAME, "--driver", inventory["driver"]["version"]]
-    for target, link in _links(inventory):
-        arguments += ["--link", f"{target}::{link}"]
-    for folder in dict.fromkeys(library["folder"] for library in _libraries(inventory)):
-        arguments += ["--folder", folder]
-    return {"hookName": "createContainer", "path": hook_path, "args": arguments, "env": HOOK_ENV}
-
-
-def _links(inventory: dict[str, Any]) -> list[tuple[str, str]]:
-    """Target and absolute place of each link: the SONAME leads to the file, further names to the SONAME."""
-    links: dict[str, str] = {}
-    for library in _libraries(inventory):
-        if library["soname"] != library["name"]:
-            links.setdefault(_inside(library, library["soname"]), library["name"])
-        for name in library["links"]:
-            links.setdefault(_inside(library, name), "../" * name.count("/") + library["soname"])
-    for item in inventory["files"]:
-        folder, _, own = item["container_path"].rpartition("/")
-        for name in item["links"]:
-            links.setdefault(f"{folder}/{name}", own)
-    return [(target, place) for place, target in links.items()]
 
 
 def refuse_conflict(path: Path, made: dict[str, Any]) -> list[str]:

@@ -2,9 +2,10 @@
 """`nvhook create-container`: the one createContainer hook that our CDI files name.
 
 Hot. The engine has merged the file's mounts and nodes into config.json, and the runtime has made them; what
-is left is what containerEdits cannot say: links and loader-cache entries. The hook already is in the
-container's namespaces, its root directory still the host's. The container's root is config.json's `root.path`
-in the state's `bundle` (or crun's `root`), never the working directory, which is the image itself.
+is left is what containerEdits cannot say: links, loader-cache entries, the proc mask, EGL's application profile, what
+the image requires. What the hook has to know of the host stands in its arguments, so that it opens no inventory. It
+already is in the container's namespaces, its root directory still the host's. The container's root is config.json's
+`root.path` in the state's `bundle` (or crun's `root`), never the working directory, which is the image itself.
 """
 
 from __future__ import annotations
@@ -19,49 +20,114 @@ from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from hook.log import Log
     from hook.state import Container
+    from hook.step import Step
     from ldcache import elf
 
-USAGE = (
-    "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... [--debug] < STATE"
-)
+USAGE = "usage: nvhook create-container [PART]... < STATE"
 LIBRARIES_MAX = 1024
 # hook.selection has the same; it is too long to be read for this.
 LIBRARY_OPTIONS = ("ro", "nosuid", "nodev")
+NAMES_MAX = 1 << 14
+
+
+class Parts:
+    """What a file asks its hook to do. Without a driver's version there is neither forward compatibility nor a
+    requirement.
+
+    `gpus` has bus id, compute capability and brand by minor number, "" for what the file does not tell.
+    `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's soname, and without
+    `cache` nothing else is done about the folders. `steps` are done last; `debug` is the log on stderr.
+    """
+
+    __slots__ = (
+        "cache",
+        "compat",
+        "cuda",
+        "debug",
+        "driver",
+        "folders",
+        "gpus",
+        "host_root",
+        "links",
+        "mask",
+        "profile",
+        "requirements",
+        "sonames",
+        "steps",
+        "unknown",
+    )
+
+    def __init__(self) -> None:
+        self.cache = True
+        self.compat = True
+        self.cuda = ""
+        self.debug = False
+        self.driver = ""
+        self.folders: list[str] = []
+        self.gpus: dict[int, tuple[str, str, str]] = {}
+        self.host_root = "/"
+        self.links: list[tuple[str, str]] = []
+        self.mask = False
+        self.profile = False
+        self.requirements = ""
+        self.sonames = False
+        self.steps: list[Step] = []
+        self.unknown: list[str] = []
 
 
 def main(argv: list[str]) -> int:
     """The hook. The container's state comes on stdin; a part that this version does not know is warned of."""
-    links: list[tuple[str, str]] = []
-    folders: list[str] = []
-    driver = ""
-    debug = False
+    parts = read_parts(argv)
+    for part in parts.unknown:
+        warn(f"left out what this version does not know: {part}")
+    run(state.read_created(), parts)
+    return 0
+
+
+def read_parts(argv: list[str]) -> Parts:
+    """The arguments. Those of newer and older files may be others, so none of them is an error."""
+    parts = Parts()
     for option, value in pairs(argv):
         target, separator, path = value.partition("::")
         if option == "--link" and separator and path.startswith("/"):
-            links.append((path, target))
+            parts.links.append((path, target))
         elif option == "--folder" and value.startswith("/"):
-            folders.append(value.rstrip("/") or "/")
+            parts.folders.append(value.rstrip("/") or "/")
         elif option == "--driver" and value:
-            driver = value
+            parts.driver = value
+        elif option == "--cuda" and value:
+            parts.cuda = value
+        elif option == "--gpu" and read_gpu(parts, value):
+            continue
+        elif option == "--requirements" and value in ("enforce", "warn"):
+            parts.requirements = value
+        elif option == "--proc-mask" and not value:
+            parts.mask = True
+        elif option == "--application-profile" and not value:
+            parts.profile = True
+        elif option == "--no-forward-compatibility" and not value:
+            parts.compat = False
         elif option == "--debug" and not value:
-            debug = True
+            parts.debug = True
+        elif option == "--host-root" and value.startswith("/"):
+            parts.host_root = value
         else:
-            warn(f"left out what this version does not know: {option} {value}")
-    container = state.read_container()
-    if "mount" not in container.namespaces:
-        what = "the container has no mount namespace of its own; its mounts would be the host's"
-        raise NvhookError(what, "give it one: linux.namespaces in config.json")
-    kernel.set_no_new_privs()
-    place = namespace.Namespace()
-    place.label = container.mount_label
-    place.open_base(container.root_path)
-    posix.umask(0)
-    finish(container, place, links, folders, driver, debug_log(container) if debug else None)
-    for warning in place.warnings:
-        warn(warning)
-    return 0
+            parts.unknown.append(f"{option} {value}".rstrip())
+    return parts
+
+
+def read_gpu(parts: Parts, value: str) -> bool:
+    """`MINOR=BUS_ID,ARCH,BRAND`, the last two of which may be missing. Whether it is one."""
+    minor, equals, facts = value.partition("=")
+    bus_id, arch, brand = (facts.split(",", 2) + ["", ""])[:3]
+    if not (equals and bus_id and "/" not in bus_id and minor.isascii() and minor.isdigit() and len(minor) < 6):
+        return False
+    parts.gpus[int(minor)] = (bus_id, arch, brand)
+    return True
 
 
 def pairs(argv: list[str]) -> list[tuple[str, str]]:
@@ -117,46 +183,90 @@ def debug_log(container: Container) -> Log:
     return journal
 
 
-def finish(
-    container: Container,
-    place: namespace.Namespace,
-    links: list[tuple[str, str]],
-    folders: list[str],
-    driver: str,
-    journal: Log | None = None,
-) -> None:
-    """Make the links and merge the cache; a failure takes back what was made. Without a driver's version there is no
-    forward compatibility."""
+def run(container: Container, parts: Parts) -> None:
+    """Do the parts in the container whose namespaces we are in. Raises NvhookError, with nothing left behind."""
+    if "mount" not in container.namespaces:
+        what = "the container has no mount namespace of its own; its mounts would be the host's"
+        raise NvhookError(what, "give it one: linux.namespaces in config.json")
+    kernel.set_no_new_privs()
+    place = namespace.Namespace()
+    place.label = container.mount_label
+    place.open_base(container.root_path)
+    posix.umask(0)
+    if not container.known:
+        place.warnings.append(f"config.json is not to be read here; what is mounted below {container.root_path} counts")
+    finish(container, place, parts)
+    for warning in place.warnings:
+        warn(warning)
+
+
+def finish(container: Container, place: namespace.Namespace, parts: Parts) -> None:
+    """Judge what the image requires; then make links, cache, mask and profile. A failure takes back what was made."""
     plan = Plan()
-    for path, target in links:
+    needs_gpus = parts.mask or parts.profile or parts.requirements
+    minors = gpu_minors(place.base) if needs_gpus else []
+    if parts.requirements and parts.driver:
+        require(container, parts, minors, place)
+    for path, target in parts.links:
         plan.link(path, target)
-    for folder in folders:
-        libraries(container, place, plan, folder)
-    if folders:
-        facts = loader.probe(place.base)
-        if facts.glibc and driver:
-            loader.forward(plan, place.base, driver)
-        paths = [str(mount.get("destination", "")) for mount in container.mounts]
-        loader.complete(plan, place.base, facts, folders, paths)
+    for folder in parts.folders:
+        libraries(container, place, plan, folder, parts.sonames)
+    if parts.cache:
+        search(container, place, plan, parts)
+    else:
+        plan.cache_entries = []
     place.warnings += plan.warnings
-    steps.run(steps.steps(plan, container, sources(container) if links else None), place, journal)
+    todo = steps.steps(plan, container, sources(container) if plan.links else None)
+    if parts.profile and minors:
+        from hook import profile
+
+        todo.append(profile.Profile(minors))
+    if parts.mask:
+        todo[:0] = mask(container, place, parts, minors)
+    steps.run(todo + parts.steps, place, debug_log(container) if parts.debug else None)
 
 
-def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str) -> None:
+def search(container: Container, place: namespace.Namespace, plan: Plan, parts: Parts) -> None:
+    """What the image's loader must be told."""
+    wanted = parts.driver and parts.compat
+    if not parts.folders and not wanted:
+        return
+    facts = loader.probe(place.base)
+    if facts.glibc and wanted:
+        loader.forward(plan, place.base, parts.driver)
+    if not parts.folders and not plan.compat_folder:
+        return
+    paths = [str(mount.get("destination", "")) for mount in container.mounts]
+    loader.complete(plan, place.base, facts, parts.folders, paths)
+
+
+def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str, sonames: bool) -> None:
     """Cache entries for the libraries that config.json mounts in a folder, and for the links to them."""
     targets = {link["path"]: link["target"] for link in plan.links}
     for mount in container.mounts[:LIBRARIES_MAX]:
         path = str(mount.get("destination", ""))
-        if not path.startswith(folder + "/") or ".so" not in path.rpartition("/")[2]:
+        name = path.rpartition("/")[2]
+        if path[: -len(name) - 1] != folder.rstrip("/") or ".so" not in name:
             continue
         facts = imagescan.read_facts(place.base, path)
         if facts is None or facts.soname is None or not known_machine(facts):
             continue
         soname = facts.soname.decode("utf-8", "surrogateescape")
+        if sonames and soname != name and "/" not in soname:
+            plan.link(f"{folder}/{soname}", name)
         plan.cache_entry(soname, f"{folder}/{soname}", facts.elf_class, facts.machine)
         bare = soname.partition(".so")[0] + ".so"
-        if targets.get(f"{folder}/{bare}") == soname:
+        leads_to = targets.get(f"{folder}/{bare}")
+        if leads_to == soname or (leads_to is None and sonames and link_text(place.base, f"{folder}/{bare}") == soname):
             plan.cache_entry(bare, f"{folder}/{bare}", facts.elf_class, facts.machine)
+
+
+def link_text(base: int, path: str) -> str:
+    """What a link of the container says; "" where there is none."""
+    try:
+        return root.readlink(base, path)
+    except OSError:
+        return ""
 
 
 def known_machine(facts: elf.ElfFacts) -> bool:
@@ -166,3 +276,70 @@ def known_machine(facts: elf.ElfFacts) -> bool:
     except ValueError:
         return False
     return True
+
+
+def gpu_minors(base: int) -> list[int]:
+    """Minor numbers of the GPU nodes in the container's /dev; runtimes make them before createContainer hooks run."""
+    found = set()
+    try:
+        names = root.names(base, "/dev", NAMES_MAX)
+    except OSError:
+        return []
+    for name in names:
+        digits = name[len("nvidia") :]
+        if name.startswith("nvidia") and digits.isascii() and digits.isdigit():
+            try:
+                status = root.stat(base, f"/dev/{name}", follow=False)
+            except OSError:
+                continue
+            if root.file_type(status.st_mode) == root.S_IFCHR:
+                found.add(posix.minor(status.st_rdev))
+    return sorted(found)
+
+
+def require(container: Container, parts: Parts, minors: list[int], place: namespace.Namespace) -> None:
+    """Hold what the image requires against the file's facts. Raises NvhookError where it is not met."""
+    if not any(name.startswith(("NVIDIA_REQUIRE_", "CUDA_VERSION")) for name in container.env):
+        return
+    # Of no use to the other containers.
+    from cdi.host import settings
+    from hook import request, requirements
+
+    decision = request.Decision(container.privileged, request.is_legacy(container.env))
+    wanted = request.requirements(decision, container.env, settings.DEFAULTS)
+    facts: dict[str, Any] = {"driver": {"version": parts.driver, "cuda": parts.cuda or None}}
+    gpus = [
+        {"index": minor, "arch": parts.gpus[minor][1] or None, "brand": parts.gpus[minor][2] or None}
+        for minor in minors
+        if minor in parts.gpus
+    ]
+    for one in wanted:
+        try:
+            (verdict,) = requirements.check([one], facts, gpus)
+        except requirements.FactUnknown as error:
+            place.warnings.append(f"{one[0]} is not checked: the CDI file does not tell the GPUs' {error}")
+            continue
+        if not verdict.satisfied:
+            if parts.requirements == "enforce":
+                raise NvhookError(verdict.sentence(), requirements.REMEDY)
+            place.warnings.append(verdict.sentence())
+
+
+def mask(container: Container, place: namespace.Namespace, parts: Parts, minors: list[int]) -> list[steps.Mask]:
+    """The proc mask, prepared, where it is of use; as in a prestart hook not where nothing below /proc is masked, for
+    a mount over a part of it would make the kernel refuse proc mounts in nested user namespaces."""
+    if not any(path.startswith("/proc/") for path in container.masked_paths):
+        return []
+    if not root.exists(place.base, steps.DRIVER_FOLDER):
+        return []
+    made = steps.Mask([parts.gpus[minor][0] for minor in minors if minor in parts.gpus], [])
+    try:
+        host = root.open_root(parts.host_root)
+    except OSError as error:
+        what = f"cannot open the host root {parts.host_root}: {error.strerror}"
+        raise NvhookError(what, "give an existing folder") from error
+    try:
+        made.prepare(host, place)
+    finally:
+        posix.close(host)
+    return [made]

@@ -175,7 +175,7 @@ def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: li
         own_versions(plan, base, folder, ours)
     rivals = rival_folders(plan, base, facts)
     hidden = [folder for folder in folders if not facts.searches(base, folder)]
-    plan.cache_needed = facts.glibc and folders[0] in hidden
+    plan.cache_needed = facts.glibc and bool(folders) and folders[0] in hidden
     compat = [plan.compat_folder] if plan.compat_folder else []
     # Without a loader nothing reads the drop-in.
     if facts.glibc:

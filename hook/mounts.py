@@ -15,6 +15,8 @@ from ldcache import root
 
 TABLE = "/proc/self/mountinfo"
 TABLE_MAX = 64 << 20
+# A chain of processes above a hook is a handful.
+ANCESTORS_MAX = 64
 
 
 class MountTable:
@@ -38,6 +40,11 @@ class MountTable:
                 if any(group in other[6:] and self._outside(other[4]) for other in self._lines_with(f" {group} ")):
                     return True
         return False
+
+    def inside(self) -> list[str]:
+        """The places below the container's root where something is mounted, as the container names them."""
+        places = [line.split(" ")[4] for line in self._text.split("\n") if line.count(" ") > 4]
+        return [unescape(place[len(self._top) :]) for place in places if place.startswith(self._top + "/")]
 
     def _outside(self, place: str) -> bool:
         return place != self._top and not place.startswith(self._top + "/")
@@ -70,3 +77,44 @@ def escape(path: str) -> str:
     for character in "\\ \t\n":
         path = path.replace(character, f"\\{ord(character):03o}")
     return path
+
+
+def unescape(text: str) -> str:
+    """The path that `escape` made that text of."""
+    for character in "\n\t \\":
+        text = text.replace(f"\\{ord(character):03o}", character)
+    return text
+
+
+def is_separate() -> bool:
+    """Whether our mount namespace is not that of the machine whose /proc this is, where no config.json says so.
+
+    Proof is a process above us that is in another one, as the runtime is above a container's first process. From a
+    user namespace none of those may be looked at; what is mounted in such a one is never the host's
+    (user_namespaces(7)).
+    """
+    own, above = posix.readlink("/proc/self/ns/mnt"), "self"
+    for _ in range(ANCESTORS_MAX):
+        try:
+            above = parent_of(above)
+            if posix.readlink(f"/proc/{above}/ns/mnt") != own:
+                return True
+        except PermissionError:
+            continue
+        except OSError:
+            break
+    return text_of("/proc/self/uid_map") != text_of("/proc/1/uid_map")
+
+
+def parent_of(pid: str) -> str:
+    """The number of a process's parent (proc_pid_stat(5)); the name before it may hold blanks and brackets."""
+    return text_of(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1].decode()
+
+
+def text_of(path: str) -> bytes:
+    """A small file of /proc."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return root.read(fd, 1 << 16, path)
+    finally:
+        posix.close(fd)

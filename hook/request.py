@@ -159,7 +159,7 @@ def decide(container: Container, settings: dict[str, Any]) -> Decision:
     wanted.gates = tuple(name for variable, name in GATES.items() if _gate(decision, env, variable))
     wanted.mig_control = _mig_control(container, wanted)
     wanted.image_cuda = _image_cuda(env)
-    wanted.requirements = _requirements(decision, env, settings)
+    wanted.requirements = requirements(decision, env, settings)
     decision.request = wanted
     return decision
 
@@ -411,7 +411,8 @@ def _two_parts(text: str) -> str:
     return ""
 
 
-def _requirements(decision: Decision, env: dict[str, str], settings: dict[str, Any]) -> list[tuple[str, str]]:
+def requirements(decision: Decision, env: dict[str, str], settings: dict[str, Any]) -> list[tuple[str, str]]:
+    """Variables' names and expressions that are to be checked; none where they are turned off."""
     names = sorted(name for name in env if name.startswith(REQUIRE) and not name.startswith(NO_REQUIREMENT))
     found = [(name, env[name]) for name in names]
     if decision.legacy_image:

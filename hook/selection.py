@@ -2,11 +2,12 @@
 """Selection: which of the host's files and nodes a request brings, before anyone knows where they land.
 
 Hot. An inventory (cdi.host.inventory, schema 1) and a Request in, host files by role out. What a capability
-brings is decided here and nowhere else.
+brings, cdi.capabilities says.
 """
 
 from __future__ import annotations
 
+from cdi import capabilities as brought
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -21,21 +22,6 @@ LIBRARY_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 DATA_OPTIONS = ("ro", "nosuid", "nodev", "noexec", "rbind", "rprivate")
 SOCKET_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 
-# The libraries' groups that each capability brings: NVDEC and NVENC need libcuda, a display needs GL.
-LIBRARY_GROUPS = {
-    "compute": ("compute",),
-    "display": ("graphics",),
-    "graphics": ("graphics",),
-    "ngx": ("ngx",),
-    "utility": ("utility",),
-    "video": ("video", "compute"),
-}
-NODE_ROLES = {
-    "compute": ("uvm", "uvm-tools"),
-    "display": ("modeset",),
-    "graphics": ("modeset",),
-    "video": ("uvm", "uvm-tools"),
-}
 # What opens a gate is there for one thing each; the variable that asks for it is named where it is missing.
 GATES = {
     "gdrcopy": ("NVIDIA_GDRCOPY", "/dev/gdrdrv"),
@@ -44,7 +30,6 @@ GATES = {
     "nvswitch": ("NVIDIA_NVSWITCH", "/dev/nvidia-nvswitch*"),
 }
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
-DRM_CAPABILITIES = ("display", "graphics")
 
 # Without these a granted capability does nothing, so their absence ends the start.
 NEEDED_LIBRARIES = {"compute": "libcuda.so.1", "utility": "libnvidia-ml.so.1"}
@@ -105,9 +90,8 @@ def select(inventory: dict[str, Any], request: Request) -> Selection:
     """Choose. Raises NvhookError for an unknown id or a missing part that the request cannot do without, and
     UuidsUnknown where only NVML can tell."""
     capabilities = request.capabilities
-    groups = {group for name in capabilities for group in LIBRARY_GROUPS.get(name, ())}
-    roles = {role for name in capabilities for role in NODE_ROLES.get(name, ())} | {"control"}
-    classes = (32, 64) if "compat32" in capabilities else (64,)
+    groups = brought.groups(capabilities)
+    classes = brought.classes(capabilities)
     selection = Selection(inventory["driver"]["version"])
     selection.gpus, selection.mig = _devices(inventory, request)
     selection.libraries = [
@@ -116,19 +100,15 @@ def select(inventory: dict[str, Any], request: Request) -> Selection:
         if item["class"] in classes and groups & {item["capability"], *item["also"]}
     ]
     selection.programs = [item for item in inventory["programs"] if item["capability"] in capabilities]
-    selection.files = [item for item in inventory["files"] if _brings_files(item["capability"], capabilities)]
+    selection.files = [item for item in inventory["files"] if item["capability"] in groups]
     selection.firmware = list(inventory["firmware"])
     selection.sockets = [item for item in inventory["sockets"] if item["capability"] in capabilities]
-    selection.nodes = _nodes(inventory, selection.gpus, roles, capabilities)
+    selection.nodes = _nodes(inventory, selection.gpus, capabilities)
     _check(inventory, selection, request.required)
     _mig(inventory, selection, request)
     _imex(inventory, selection, request)
     _gates(inventory, selection, request)
     return selection
-
-
-def _brings_files(group: str, capabilities: tuple[str, ...]) -> bool:
-    return any(group in LIBRARY_GROUPS.get(name, ()) for name in capabilities)
 
 
 def _devices(inventory: dict[str, Any], request: Request) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -256,11 +236,10 @@ def _no_gpu(inventory: dict[str, Any]) -> NvhookError:
 
 
 def _nodes(
-    inventory: dict[str, Any], gpus: list[dict[str, Any]], roles: set[str], capabilities: tuple[str, ...]
+    inventory: dict[str, Any], gpus: list[dict[str, Any]], capabilities: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     buses = {gpu["bus_id"] for gpu in gpus}
-    with_drm = any(name in DRM_CAPABILITIES for name in capabilities)
-    per_gpu = ("gpu", "drm") if with_drm else ("gpu",)
+    roles, per_gpu = brought.node_roles(capabilities), brought.gpu_roles(capabilities)
     return [
         node
         for node in inventory["nodes"]

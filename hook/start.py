@@ -67,6 +67,10 @@ def dispatch(argv: list[str]) -> int:
         from hook import create_container
 
         return create_container.main(argv[1:])
+    if verb == "nvidia-cdi-hook" or argv[:2] == ["nvidia-ctk", "hook"]:
+        from hook import cdihook
+
+        return cdihook.main(argv[1:] if verb == "nvidia-cdi-hook" else argv[2:])
     if verb in ("poststart", "poststop"):
         return 0
     say(f"nvhook: error: {verb!a} is no hook\n  remedy: use prestart or create-container\n")

@@ -31,18 +31,21 @@ class Container:
 
     `pid` is its init process in the runtime's pid namespace, 0 where there is none yet. `root_path` is
     absolute on the host. `env` has the last of equal names. `mounts`, `devices`, `device_rules` are
-    config.json's lists as they stand there. `privileged` is CAP_SYS_ADMIN in the bounding set, so it holds for
-    an ordinary user of a `--privileged` container too. `mount_label` is the SELinux context of file systems that are
+    config.json's lists as they stand there, `create_hooks` the arguments of its createContainer hooks, and `known`
+    is False where it could not be read. `privileged` is CAP_SYS_ADMIN in the bounding set, so it holds for an
+    ordinary user of a `--privileged` container too. `mount_label` is the SELinux context of file systems that are
     made for the container, "" without one.
     """
 
     __slots__ = (
         "annotations",
         "bundle",
+        "create_hooks",
         "device_rules",
         "devices",
         "env",
         "id",
+        "known",
         "masked_paths",
         "mount_label",
         "mounts",
@@ -56,10 +59,12 @@ class Container:
         self.bundle = bundle
         self.id = identity
         self.pid = pid
+        self.known = True
         self.root_path = ""
         self.privileged = False
         self.mount_label = ""
         self.annotations: dict[str, str] = {}
+        self.create_hooks: list[list[str]] = []
         self.env: dict[str, str] = {}
         self.mounts: list[dict[str, Any]] = []
         self.devices: list[dict[str, Any]] = []
@@ -70,7 +75,11 @@ class Container:
 
 def read_container(stdin: int = 0) -> Container:
     """The container that a hook was started for: its state from `stdin`, its config.json from the bundle."""
-    state = parse("the container state on stdin", _read_state(stdin))
+    return _of_state(_read_state(stdin))
+
+
+def _of_state(text: bytes) -> Container:
+    state = parse("the container state on stdin", text)
     bundle = state.get("bundle") or state.get("bundlePath")
     pid = state.get("pid", 0)
     if not isinstance(bundle, str) or not bundle.startswith("/") or not _names_file(bundle):
@@ -79,6 +88,42 @@ def read_container(stdin: int = 0) -> Container:
         raise NvhookError(f"the container state's pid is {pid!r}", REPORT)
     container = Container(bundle, str(state.get("id", "")), pid)
     read_config(container)
+    return container
+
+
+def read_created(stdin: int = 0) -> Container:
+    """The container of a createContainer hook, which may run where the bundle can't be read.
+
+    Under runc a bundle that can't be read is an error: the working directory is the image then, and what it holds by
+    the name config.json is the image's. crun tells the root in the state besides (its own field `root`), since
+    in some user namespaces the bundle is closed to its hooks or names another folder; that root counts, and what
+    config.json would tell is then seen in the namespace itself.
+    """
+    text = _read_state(stdin)
+    place = parse("the container state on stdin", text).get("root")
+    told = place.rstrip("/") if isinstance(place, str) and place.startswith("/") else ""
+    try:
+        container = _of_state(text)
+    except NvhookError:
+        if not told:
+            raise
+        return _of_root(told)
+    return container if not told or container.root_path.rstrip("/") == told else _of_root(told)
+
+
+def _of_root(root_path: str) -> Container:
+    """A container of which the root is all that is known."""
+    from hook import mounts
+
+    container = Container("")
+    container.root_path = root_path
+    container.known = False
+    try:
+        container.mounts = [{"destination": place} for place in mounts.read(root_path).inside()]
+    except OSError as error:
+        raise NvhookError(f"cannot read {mounts.TABLE}: {error.strerror}", REPORT) from error
+    if mounts.is_separate():
+        container.namespaces.add("mount")
     return container
 
 
@@ -112,6 +157,8 @@ def read_config(container: Container) -> None:
     container.privileged = "CAP_SYS_ADMIN" in _bounding_set(path, spec, process)
     annotations = _member(path, spec, "annotations", dict)
     container.annotations = {name: value for name, value in annotations.items() if isinstance(value, str)}
+    hooks = _objects(path, _member(path, spec, "hooks", dict), "createContainer")
+    container.create_hooks = [[str(word) for word in _member(path, entry, "args", list)] for entry in hooks]
     linux = _member(path, spec, "linux", dict)
     resources = _member(path, linux, "resources", dict)
     container.mounts = _objects(path, spec, "mounts")

@@ -12,7 +12,7 @@ import errno
 import posix
 import time
 
-from hook import cgroup, files, search
+from hook import files, search
 from hook.namespace import NODE_OPTIONS, clone, creation_error
 from hook.step import Step
 from ldcache import kernel, root
@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook import cgroup
     from hook.log import Log
     from hook.namespace import Namespace
     from hook.plan import Plan
@@ -54,6 +55,9 @@ class Rules(Step):
         return "device rules: " + ", ".join(f"c {major}:{minor} rw" for major, minor in self.nodes)
 
     def prepare(self, host: int, namespace: Namespace) -> None:
+        # With what it brings, a tenth of all imports, and of no use to a createContainer hook.
+        from hook import cgroup
+
         self.rules = cgroup.DeviceRules(self.container.pid, self.container.device_rules, self.container.devices)
         self.rules.prepare(self.nodes)
         namespace.warnings += self.rules.warnings
@@ -403,7 +407,7 @@ def steps(plan: Plan, container: Container, sources: dict[str, Mount] | None = N
     if plan.musl_path:
         made.append(search.MuslPath(plan.musl_path, plan.musl_folders))
     # Last, so that it is newer than every folder that was changed here.
-    if plan.cache_entries or plan.stale_folders:
+    if plan.cache_entries or plan.stale_folders or plan.compat_folder:
         made.append(search.LoaderCache([(final(entry["path"], targets), entry) for entry in plan.cache_entries], plan))
     return made
 
@@ -417,7 +421,7 @@ def final(path: str, targets: dict[str, str]) -> str:
         while target.startswith("../"):
             # Above the root is the root.
             folder, target = folder.rpartition("/")[0], target[3:]
-        path = f"{folder}/{target}"
+        path = target if target.startswith("/") else f"{folder}/{target}"
     return path
 
 

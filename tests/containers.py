@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cdi import inject
+
 # Where a plain user's PATH does not look, and Debian puts runc and debootstrap.
 SYSTEM_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -65,6 +67,8 @@ class Bundle:
     masked_paths: tuple[str, ...] = ("/proc/kcore", "/proc/keys", "/proc/timer_list")
     linux: dict[str, Any] = field(default_factory=dict)
     readonly: bool = False
+    # CDI's containerEdits, as an engine would have applied them.
+    edits: list[dict[str, Any]] = field(default_factory=list)
     cgroups_path: str | None = None
     cgroup: str | None = None
     more_capabilities: tuple[str, ...] = ()
@@ -77,6 +81,9 @@ class Bundle:
 
     def config(self) -> dict[str, Any]:
         """The OCI configuration."""
+        return inject.inject(self._plain(), self.edits)
+
+    def _plain(self) -> dict[str, Any]:
         capabilities = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID"]
         capabilities += self.more_capabilities
         env = {"PATH": PATH} | self.env

@@ -21,7 +21,7 @@ from tests import cachewriter
 from tests.simhost import compiler
 from tests.simhost.tree import Tree, ldconfig, merged_usr
 
-Flavour = Literal["debian", "lib64", "centos7", "arch", "alpine", "distroless", "busybox", "scratch"]
+Flavour = Literal["debian", "lib64", "fedora", "centos7", "arch", "alpine", "distroless", "busybox", "scratch"]
 
 LOADER = "ld-linux-x86-64.so.2"
 LIBRARIES = (
@@ -42,6 +42,7 @@ IMAGE_LIBRARY = "libimage.so.1"
 FOLDERS: dict[Flavour, str] = {
     "debian": "/usr/lib/x86_64-linux-gnu",
     "lib64": "/usr/lib64",
+    "fedora": "/usr/lib64",
     "centos7": "/usr/lib64",
     "arch": "/usr/lib",
     "distroless": "/lib/x86_64-linux-gnu",
@@ -57,7 +58,8 @@ def library_folder(flavour: Flavour) -> str:
 def make_root(directory: Path, flavour: Flavour = "debian") -> Path:
     """Makes a container root at `directory`, which must not exist, and returns it.
 
-    `debian` is multiarch and has an etc/debian_version; `lib64` is laid out like Fedora; `centos7` is that with a cache
+    `debian` is multiarch and has an etc/debian_version; `lib64` is laid out like Fedora, and `fedora` has Fedora's
+    default folders in its loader besides; `centos7` is that with a cache
     in the form of glibc 2.17; `arch` has all in /usr/lib; `alpine` is musl's. Without ldconfig, cache and
     ld.so.conf: `distroless` (Debian's files, unmerged, no shell), `busybox`, and `scratch`, which holds one static
     program. Built once per test process, then copied. Raises RuntimeError naming the package for what this machine
@@ -97,6 +99,8 @@ def _full(tree: Tree, flavour: Flavour) -> None:
     tree.folder("/tmp", 0o1777)
     _accounts(tree, flavour)
     _libraries(tree, library_folder(flavour))
+    if flavour == "fedora":
+        _fedora_loader(tree.path(f"{library_folder(flavour)}/{LOADER}").resolve())
     _programs(tree, _busybox())
     tree.copy(compiler.library("image.c", IMAGE_LIBRARY), f"{IMAGE_FOLDER}/{IMAGE_LIBRARY}.0.0")
     tree.write("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
@@ -155,6 +159,17 @@ def _accounts(tree: Tree, flavour: Flavour) -> None:
     if flavour == "debian":
         tree.write("/etc/debian_version", "12.12\n")
     tree.write("/etc/os-release", "ID=debian\n" if flavour == "debian" else "ID=fedora\n")
+
+
+def _fedora_loader(loader: Path) -> None:
+    """Write Fedora's default folders over Debian's in a loader (glibc elf/dl-load.c: system_dirs). The code knows the
+    lengths, so slashes fill them up."""
+    content = loader.read_bytes()
+    for old, top in ((b"/usr/lib/x86_64-linux-gnu/", b"/usr/"), (b"/lib/x86_64-linux-gnu/", b"/")):
+        if old + b"\0" not in content:
+            raise RuntimeError("this machine's loader has not the default folders of Debian's glibc")
+        content = content.replace(old + b"\0", top.ljust(len(old) - len(b"lib64/"), b"/") + b"lib64/\0")
+    loader.write_bytes(content)
 
 
 def _libraries(tree: Tree, folder: str) -> None:

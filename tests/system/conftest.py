@@ -11,6 +11,8 @@ import pytest
 from hook import install
 from tests import roots, simhost
 from tests.containers import Bundle, cgroup_versions
+from tests.system import runtimes
+from tests.system.ways import Ways
 
 
 @pytest.fixture(scope="session")
@@ -52,3 +54,17 @@ def make_bundle(tmp_path: Path) -> MakeBundle:
         return Bundle(tmp_path / f"bundle-{number}", image, arguments, **others)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def debian_13(cache: Path) -> Path:
+    """That Debian's root, or the reason why there is none."""
+    try:
+        return runtimes.debian(cache)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def ways(tmp_path: Path, prefix: Path, host: simhost.SimulatedHost) -> Ways:
+    return Ways(tmp_path, prefix, host)

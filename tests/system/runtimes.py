@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 from tests import releases
-from tests.containers import Bundle
+from tests.containers import Bundle, Hook, hook
 
 TREE = Path(__file__).resolve().parents[2]
 RELEASE = "trixie"
@@ -63,3 +63,10 @@ def entered(debian_root: Path, bundle: Bundle, command: list[str]) -> subprocess
     return subprocess.run(
         [*enter, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60
     )
+
+
+def in_debian_13(verb: str, *arguments: str) -> Hook:
+    """A hook of this tree, started by that Debian's own interpreter, which has the module for cffi."""
+    program = f"import sys; sys.path.insert(0, {str(TREE)!r})\n"
+    program += f"from hook import {verb} as it; sys.exit(it.main(sys.argv[1:]))"
+    return hook(PYTHON, "-I", "-B", "-c", program, *arguments)

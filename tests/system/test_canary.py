@@ -343,7 +343,7 @@ def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: Make
     assert [path.name for path in bundle.root.rglob(".*nvhook-*")] == []
 
 
-@pytest.mark.parametrize("stage", ["prestart", "create_container"])
+@pytest.mark.parametrize("stage", ["prestart", "create_container", "nvidia-cdi-hook"])
 def test_code_in_the_image_does_not_run(
     prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path, stage: str
 ) -> None:
@@ -374,8 +374,12 @@ def test_code_in_the_image_does_not_run(
         bundle.prestart = nvhook(prefix, host)
         bundle.prestart[-1]["env"] = env
     else:
-        words = ["--link", f"x::{MULTIARCH}/libx.so", "--folder", MULTIARCH, "--driver", "580.159.04"]
-        link = hook(prefix / "bin/nvhook-create-container", *words)
+        words = ["--link", f"x::{MULTIARCH}/libx.so"]
+        more = ["--folder", MULTIARCH, "--driver", "580.159.04"] if stage == "create_container" else []
+        link = hook(prefix / "bin/nvhook-create-container", *words, *more)
+        if stage == "nvidia-cdi-hook":
+            # As files of NVIDIA's toolkit up to 1.17 name it, without an environment of the hook's own.
+            link["args"] = [stage, "create-symlinks", *link["args"][1:]]
         bundle.create_container = [{**link, "env": env}]
     # The planted library would run in an ordinary program: the test can fail.
     subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(planted)}, check=True)

@@ -18,7 +18,7 @@ from cdi.host import store
 from hook import injection, loader, planner
 from ldcache import cache as loader_cache
 from tests import roots, simhost
-from tests.containers import Bundle, Hook, hook
+from tests.containers import Bundle, hook
 from tests.needs import needs_path, needs_program
 from tests.simhost import SimulatedHost, elfwriter
 from tests.simhost.tree import ldconfig
@@ -685,22 +685,6 @@ def test_a_failure_at_any_step_leaves_nothing_behind(kind: MakeKind, prefix: Pat
 # The same under crun, which is Debian 13's
 
 
-def in_debian_13(verb: str, *arguments: str) -> Hook:
-    """A hook of this tree, started by that Debian's own interpreter, which has the module for cffi."""
-    program = f"import sys; sys.path.insert(0, {str(TREE)!r})\n"
-    program += f"from hook import {verb} as it; sys.exit(it.main(sys.argv[1:]))"
-    return hook(runtimes.PYTHON, "-I", "-B", "-c", program, *arguments)
-
-
-@pytest.fixture
-def debian_13(cache: Path) -> Path:
-    """That Debian's root, or the reason why there is none."""
-    try:
-        return runtimes.debian(cache)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.long
 def test_crun_with_a_read_only_root(kind: MakeKind, prefix: Path, debian_13: Path) -> None:
     """Up to 1.25 it is read-only before createContainer hooks run: names are made through a clone of its mount."""
@@ -712,7 +696,7 @@ def test_crun_with_a_read_only_root(kind: MakeKind, prefix: Path, debian_13: Pat
     add_library(image, "/usr/lib64/libcuda.so.999.1", "libcuda.so.1")
     where = f"/usr/lib64/{library.name}"
     links = ["--link", f"{library.name}::/usr/lib64/libcuda.so.1", "--link", "libcuda.so.1::/usr/lib64/libcuda.so"]
-    finish = in_debian_13("create_container", *links, "--folder", "/usr/lib64")
+    finish = runtimes.in_debian_13("create_container", *links, "--folder", "/usr/lib64")
     mount = {"destination": where, "type": "bind", "source": str(copy), "options": ["rbind", "ro"]}
     script = "resolve -s libcuda.so.1 libcuda.so; touch /etc/x 2>/dev/null || echo read-only"
     bundle = image.bundle(
@@ -736,7 +720,7 @@ def test_crun(tmp_path: Path, prefix: Path, debian_13: Path, flavour: roots.Flav
     image = Kind(tmp_path, prefix, machine, flavour)
     # The first gives the container's proc a driver's folder.
     proc = hook(runtimes.PYTHON, *image.plain[0]["args"][1:])
-    hooks = [proc, in_debian_13("prestart", "--host-root", str(machine.root))]
+    hooks = [proc, runtimes.in_debian_13("prestart", "--host-root", str(machine.root))]
     done = runtimes.run(debian_13, image.bundle("resolve", "-s", *NAMES, prestart=hooks, readonly=readonly), "crun")
     assert done.returncode == 0, done.stdout + done.stderr
     assert found(done.stdout.splitlines()) == image.identities()

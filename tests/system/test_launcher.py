@@ -160,7 +160,7 @@ def test_arguments_pass_through(installed: Path) -> None:
 
 
 def test_the_name_is_the_verb(installed: Path) -> None:
-    for name in ("nvhook-prestart", "nvhook-create-container"):
+    for name in ("nvhook-prestart", "nvhook-create-container", "nvidia-cdi-hook", "nvidia-ctk"):
         link = installed.with_name(name)
         link.symlink_to(installed)
         assert report(start(link))["argv"][1:] == [name.removeprefix("nvhook-")]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi import cli, generate, reader, spec
+from cdi import cli, finish, generate, reader, spec
 from cdi.host import inventory
 from cdi.host.store import Options
 from ldcache.errors import NvhookError
@@ -198,9 +198,13 @@ def test_one_hook(found: dict[str, Any]) -> None:
     assert hook["env"] == ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
     assert set(hook) == {"hookName", "path", "args", "env"}
     assert hook["args"][1:3] == ["--driver", RELEASE]
-    assert hook["args"][3:] == [word for link in arguments(made_for(found), "--link") for word in ("--link", link)] + [
-        "--folder",
-        "/usr/local/nvidia/lib64",
+    (gpu,) = found["gpus"]
+    links = [word for link in arguments(made_for(found), "--link") for word in ("--link", link)]
+    assert hook["args"][3:] == [
+        *["--requirements", "enforce", "--proc-mask", "--application-profile"],
+        *["--gpu", f"{gpu['minor']}={gpu['bus_id']}"],
+        *links,
+        *["--folder", "/usr/local/nvidia/lib64"],
     ]
 
 
@@ -444,3 +448,185 @@ def test_a_mig_device_without_its_nodes_is_left_out(divided_host: dict[str, Any]
         entry["nodes"] = []
     names = spec.device_names(generate.make(divided_host, HOOK))
     assert names == ["0", divided_host["gpus"][0]["uuid"], "all"]
+
+
+# --- what a spec is to have
+
+
+def generated(found: dict[str, Any], **options: Any) -> dict[str, Any]:
+    """The spec with these options, which readers take."""
+    made = generate.make(found, HOOK, generate.Options(**options))
+    assert spec.problems(made) == []
+    return made
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> dict[str, Any]:
+    """A host with two GPUs on NUMA node 0, and twins of 32 bits."""
+    host = build(tmp_path, Host(gpus=gpus(2), i386=True))
+    return with_nodes(inventory.gather(Options(str(host.root), nvml="never")))
+
+
+def test_device_names(pair: dict[str, Any]) -> None:
+    uuids = [gpu.uuid for gpu in gpus(2)]
+    names = {
+        ("index",): ["0", "1", "all"],
+        ("uuid",): [*uuids, "all"],
+        ("type-index",): ["gpu0", "gpu1", "all"],
+        ("type-index", "index"): ["gpu0", "gpu1", "0", "1", "all"],
+    }
+    for strategies, expected in names.items():
+        assert spec.device_names(generated(pair, strategies=strategies)) == expected
+    assert spec.device_names(generated(pair, all_device=False, strategies=("index",))) == ["0", "1"]
+
+
+def test_device_ids(pair: dict[str, Any]) -> None:
+    first, second = gpus(2)
+    for name in ("1", second.uuid, second.uuid.lower(), second.bus_id):
+        made = generated(pair, device_ids=(name,))
+        assert spec.device_names(made) == ["1", second.uuid, "all"]
+        assert [entry["path"] for entry in made["devices"][-1]["containerEdits"]["deviceNodes"]] == ["/dev/nvidia1"]
+        assert f"1={second.bus_id}" in arguments(made, "--gpu") and first.bus_id not in json.dumps(made)
+    assert spec.device_names(generated(pair, device_ids=("1", "all", "none"))) == spec.device_names(generated(pair))
+    made = generated(pair, device_ids=("0", "none"))
+    assert made["devices"] == [{"name": "none", "containerEdits": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}}]
+    with pytest.raises(NvhookError, match=r"no GPU '7' on this host; there are 0 \(GPU-"):
+        generated(pair, device_ids=("7",))
+
+
+def test_a_kind_of_ones_own(pair: dict[str, Any]) -> None:
+    assert generated(pair, kind="k8s.example.com/gpu")["kind"] == "k8s.example.com/gpu"
+
+
+def test_the_newest_version(pair: dict[str, Any]) -> None:
+    """Annotations from 0.6.0 on; what the ceiling does not hold is refused, never left out unseen."""
+    made = generated(pair, newest="0.6.0")
+    assert made["cdiVersion"] == "0.6.0"
+    assert [device.get("annotations") for device in made["devices"]] == [{"nvhook/numa-node": "0"}] * 4 + [None]
+    assert "annotations" not in json.dumps(generated(pair))
+    with pytest.raises(NvhookError, match=r"the spec would be of version 0\.5\.0, and 0\.3\.0 is the newest"):
+        generated(pair, newest="0.3.0")
+    assert generated(pair, newest="0.3.0", strategies=("uuid", "type-index"))["cdiVersion"] == "0.3.0"
+
+
+def test_capabilities(pair: dict[str, Any]) -> None:
+    pair["nodes"].append(node("/dev/dri/renderD128", "drm", pair["gpus"][0]["bus_id"]))
+    utility = generated(pair, capabilities=("utility",))
+    assert {entry["path"] for entry in utility["containerEdits"]["deviceNodes"]} == {"/dev/nvidiactl"}
+    names = [place.rpartition("/")[2] for place in mounts(utility)]
+    assert f"libnvidia-ml.so.{RELEASE}" in names and "nvidia-smi" in names
+    assert not any("libcuda" in name or "EGL" in name for name in names)
+    assert "renderD128" not in json.dumps(utility) and "renderD128" in json.dumps(generated(pair))
+    assert "--application-profile" not in utility["containerEdits"]["hooks"][0]["args"]
+    both = generated(pair, capabilities=("compute", "compat32"))
+    assert {f"/usr/lib/{one}-linux-gnu/libcuda.so.{RELEASE}" for one in ("i386", "x86_64")} <= set(mounts(both))
+    assert "/usr/lib/i386-linux-gnu" in arguments(both, "--folder")
+
+
+def without_parts(found: dict[str, Any], *disabled: str, enabled: tuple[str, ...] = ()) -> str:
+    """The hook's words, or none where there is no hook."""
+    made = generated(found, parts=finish.chosen_parts(list(disabled), list(enabled)))
+    return " ".join(word for hook in made["containerEdits"].get("hooks", []) for word in hook["args"])
+
+
+@pytest.mark.parametrize(
+    ("part", "peers", "word"),
+    [
+        ("links", "create-symlinks", "--link"),
+        ("loader-cache", "update-ldcache", "--folder"),
+        ("proc-mask", "disable-device-node-modification", "--proc-mask"),
+        ("application-profile", "update-application-profile", "--application-profile"),
+        ("requirements", "requirements", "--requirements"),
+    ],
+)
+def test_parts_of_the_hook(found: dict[str, Any], part: str, peers: str, word: str) -> None:
+    assert word in without_parts(found)
+    assert word not in without_parts(found, part)
+    assert without_parts(found, peers) == without_parts(found, part)
+    assert word in without_parts(found, "all", enabled=(peers,))
+
+
+def test_forward_compatibility_is_turned_off_by_a_word(found: dict[str, Any]) -> None:
+    """A file from before the word has none, and means yes."""
+    assert "--no-forward-compatibility" not in without_parts(found)
+    assert "--no-forward-compatibility" in without_parts(found, "enable-cuda-compat")
+    found["config"] = {"source": "x", "values": {"compat.forward-compatibility": False}, "warnings": []}
+    assert "--no-forward-compatibility" in without_parts(found)
+
+
+def test_no_part_and_no_hook(found: dict[str, Any]) -> None:
+    assert without_parts(found, "all") == ""
+    with pytest.raises(ValueError, match="'links2' is no part of the hook: links, "):
+        finish.chosen_parts(["links2"], [])
+    with pytest.raises(ValueError, match="'all' is no part"):
+        finish.chosen_parts([], ["all"])
+
+
+def test_facts_for_requirements(found: dict[str, Any]) -> None:
+    gpu = found["gpus"][0]
+    gpu["arch"], gpu["brand"] = "9.0", "Nvidia"
+    found["driver"]["cuda"] = "13.0"
+    words = without_parts(found)
+    assert f"--gpu {gpu['minor']}={gpu['bus_id']},9.0,Nvidia" in words
+    assert "--cuda 13.0" in words and "--requirements enforce" in words
+    found["config"] = {"source": "x", "values": {"compat.requirements": "warn"}, "warnings": []}
+    assert "--requirements warn" in without_parts(found)
+    found["config"]["values"] = {"disable-require": True}
+    assert "--requirements" not in without_parts(found)
+
+
+def test_without_a_hook(found: dict[str, Any]) -> None:
+    """A mount for each name that is loaded, in each folder of the layout; none by the file's own."""
+    made = generated(found, layout="debian")
+    assert "hooks" not in made["containerEdits"]
+    folder = "/usr/lib/x86_64-linux-gnu"
+    expected = {f"{folder}/{name}" for name in ("libcuda.so.1", "libcuda.so", "gbm/nvidia-drm_gbm.so")}
+    assert expected <= set(mounts(made))
+    assert f"{folder}/libcuda.so.{RELEASE}" not in mounts(made)
+    assert mounts(made)[f"{folder}/libcuda.so"]["hostPath"] == f"/usr/local/nvidia/lib64/libcuda.so.{RELEASE}"
+    both = generated(found, layout="both")
+    assert {"/usr/lib64/libcuda.so.1", f"{folder}/libcuda.so.1"} <= set(mounts(both))
+    assert "/usr/lib/libcuda.so.1" in mounts(generated(found, layout="musl"))
+    lines = generate.notes(found, both, generate.Options(layout="both"))
+    assert lines[0] == f"{len(mounts(both))} mounts and no hook"
+    assert "EGL" in " ".join(lines) and "libnvidia-ml.so" in lines[-1].split()
+    assert generate.notes(found, generated(found), generate.Options()) == []
+
+
+@needs_root
+def test_notes_are_on_stderr(h200: SimulatedHost, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["generate", "--host-root", str(h200.root), "--no-hooks", "--layout", "lib64"]) == 0
+    out, err = capsys.readouterr()
+    count = len(reader.parse(out)["containerEdits"]["mounts"])
+    lines = err.splitlines()
+    assert lines[0] == f"nvhook: note: {count} mounts and no hook"
+    assert all(line.startswith("nvhook: note: ") for line in lines)
+
+
+@needs_root
+def test_options_of_the_command(h200: SimulatedHost, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--device-id=0", "--no-all-device", "--vendor", "example.com", "--class", "gpu", "--capabilities=utility"]
+    words += ["--device-name-strategy", "type-index,uuid", "--disable-hook", "all", "--enable-hook", "links"]
+    assert cli.main(["generate", "--host-root", str(h200.root), "--hook-path", HOOK, *words]) == 0
+    made = reader.parse(capsys.readouterr().out)
+    assert (made["kind"], spec.device_names(made)) == ("example.com/gpu", ["gpu0", UUID])
+    assert {word for word in made["containerEdits"]["hooks"][0]["args"] if word[:2] == "--"} == {"--driver", "--link"}
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--layout", "debian"], "only of use with --no-hooks"),
+        (["--no-hooks", "--disable-hook", "links"], "leaves no hook"),
+        (["--capabilities", "compute,nothing"], "--capabilities nothing: use some of"),
+        (["--device-name-strategy", "colour"], "--device-name-strategy colour: use some of index, uuid, type-index"),
+        (["--vendor", "a/b"], "a/b/gpu"),
+        (["--class", "g"], "crashes engines"),
+        (["--enable-hook", "all"], "'all' is no part of the hook"),
+    ],
+)
+def test_usage_of_content(words: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["generate", *words])
+    assert caught.value.code == 2
+    assert what in capsys.readouterr().err

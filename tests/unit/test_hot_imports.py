@@ -24,6 +24,12 @@ ENTRIES = (
     "hook.create_container",
     # Only where something is to be logged.
     "hook.log",
+    # Only where nodes are made in a live container.
+    "hook.cgroup",
+    "hook.cdihook",
+    # Only where a CDI file asks for it.
+    "hook.params",
+    "hook.profile",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",

@@ -52,7 +52,13 @@ RULES = (
 )
 
 # An applier reads the inventory; the parts of cdi.host that look at the host are for the command line alone.
-READS_THE_INVENTORY = {"cdi.host.store", "cdi.host.fingerprint", "cdi.host.settings", "cdi.jsontext"}
+READS_THE_INVENTORY = {
+    "cdi.capabilities",
+    "cdi.host.fingerprint",
+    "cdi.host.settings",
+    "cdi.host.store",
+    "cdi.jsontext",
+}
 COMMAND_LINE = {"hook.cli"}
 
 

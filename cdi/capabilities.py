@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each driver capability brings: groups of libraries and files, and roles of device nodes.
+
+Hot. Decided here and nowhere else, for containers (hook.selection) and for CDI files (cdi.generate). The groups are
+libnvidia-container's.
+"""
+
+from __future__ import annotations
+
+# NVDEC and NVENC need libcuda, a display needs GL.
+LIBRARY_GROUPS = {
+    "compute": ("compute",),
+    "display": ("graphics",),
+    "graphics": ("graphics",),
+    "ngx": ("ngx",),
+    "utility": ("utility",),
+    "video": ("video", "compute"),
+}
+NODE_ROLES = {
+    "compute": ("uvm", "uvm-tools"),
+    "display": ("modeset",),
+    "graphics": ("modeset",),
+    "video": ("uvm", "uvm-tools"),
+}
+DRM = ("display", "graphics")
+
+
+def groups(capabilities: tuple[str, ...]) -> set[str]:
+    """The groups of libraries and files that these capabilities bring."""
+    return {group for name in capabilities for group in LIBRARY_GROUPS.get(name, ())}
+
+
+def node_roles(capabilities: tuple[str, ...]) -> set[str]:
+    """The roles of the nodes that belong to no GPU."""
+    return {role for name in capabilities for role in NODE_ROLES.get(name, ())} | {"control"}
+
+
+def gpu_roles(capabilities: tuple[str, ...]) -> tuple[str, ...]:
+    """The roles of each GPU's own nodes."""
+    return ("gpu", "drm") if any(name in DRM for name in capabilities) else ("gpu",)
+
+
+def classes(capabilities: tuple[str, ...]) -> tuple[int, ...]:
+    """ELF classes of the libraries."""
+    return (32, 64) if "compat32" in capabilities else (64,)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of `cdi generate` that say what a spec is to have."""
+
+from __future__ import annotations
+
+import argparse
+
+from cdi import finish, generate, hookless, names, versions
+from cdi.host import settings
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """The options."""
+
+    def several(name: str, metavar: str, text: str, *others: str) -> None:
+        verb.add_argument(name, *others, action="append", default=[], metavar=metavar, help=f"{text}; may be repeated")
+
+    verb.add_argument("--no-hooks", action="store_true", help="mount each library by each of its names instead")
+    verb.add_argument(
+        "--layout",
+        choices=tuple(hookless.LAYOUTS),
+        help="with --no-hooks, where images' loaders look: debian (multiarch), lib64 (Fedora's and others'), musl, or "
+        "both of the first two; default: both",
+    )
+    several("--disable-hook", "PART", "leave out a part of the hook's work, or `all`", "--disable-hooks")
+    several("--enable-hook", "PART", "do this part whatever is disabled", "--enable-hooks")
+    several("--capabilities", "NAMES", "of NVIDIA_DRIVER_CAPABILITIES; default: all but compat32")
+    several("--device-name-strategy", "HOW", f"{', '.join(generate.STRATEGIES)}; default: index and uuid")
+    several("--device-id", "ID", "an index, UUID or bus id, `all` or `none`; default: all", "--device-ids", "--device")
+    verb.add_argument("--no-all-device", action="store_true", help="no device `all`")
+    verb.add_argument("--vendor", "--cdi-vendor", default="nvidia.com", help="default: nvidia.com")
+    verb.add_argument("--class", "--cdi-class", default="gpu", dest="device_class", help="default: gpu")
+    verb.add_argument(
+        "--spec-version-max",
+        choices=versions.KNOWN[2:],
+        default=generate.NEWEST,
+        metavar="VERSION",
+        help="the newest version of the CDI specification that may be used; from 0.6.0 on, devices carry their NUMA "
+        f"node; default: {generate.NEWEST}, which podman 4 reads",
+    )
+
+
+def options_of(arguments: argparse.Namespace) -> generate.Options:
+    """The content that the arguments of `cdi generate` ask for. Raises ValueError."""
+
+    def items(values: list[str]) -> list[str]:
+        return [item for value in values for part in value.split(",") if (item := part.strip())]
+
+    def known(option: str, values: list[str], valid: tuple[str, ...]) -> tuple[str, ...]:
+        for value in values:
+            if value not in valid:
+                raise ValueError(f"{option} {value}: use some of {', '.join(valid)}")
+        return tuple(dict.fromkeys(values))
+
+    if arguments.layout is not None and not arguments.no_hooks:
+        raise ValueError("--layout: only of use with --no-hooks")
+    if arguments.no_hooks and (arguments.disable_hook or arguments.enable_hook):
+        raise ValueError("--no-hooks: leaves no hook whose parts could be chosen")
+    kind = f"{arguments.vendor}/{arguments.device_class}"
+    names.parse_kind(kind)
+    if min(len(part) for part in kind.split("/", 1)) < 2:
+        raise ValueError(f"{kind}: a vendor or class of one character crashes engines")
+    granted = known("--capabilities", items(arguments.capabilities), (*settings.CAPABILITIES, "all"))
+    if not granted or "all" in granted:
+        granted = tuple(dict.fromkeys([*generate.CAPABILITIES, *(name for name in granted if name == "compat32")]))
+    strategies = known("--device-name-strategy", items(arguments.device_name_strategy), generate.STRATEGIES)
+    return generate.Options(
+        layout=(arguments.layout or "both") if arguments.no_hooks else None,
+        parts=finish.chosen_parts(items(arguments.disable_hook), items(arguments.enable_hook)),
+        capabilities=granted,
+        strategies=strategies or generate.DEFAULTS.strategies,
+        device_ids=tuple(items(arguments.device_id)) or None,
+        all_device=not arguments.no_all_device,
+        kind=kind,
+        newest=arguments.spec_version_max,
+    )
