@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi import reader, spec, versions
+from cdi.host import libraries, table
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
@@ -40,11 +41,24 @@ def make(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
     common = [_node(node) for node in inventory["nodes"] if node["role"] in COMMON_ROLES]
     if not any(node["role"] == "control" for node in inventory["nodes"]):
         raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
+    if not _libraries(inventory):
+        raise _no_library(inventory)
     edits = {"env": ENV, "deviceNodes": common, "hooks": [_hook(inventory, hook_path)], "mounts": _mounts(inventory)}
     made: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": _devices(inventory), "containerEdits": edits}
     made["cdiVersion"] = versions.minimum_version(made)
     kept: dict[str, Any] = spec.without_empty(made)
     return kept
+
+
+def _no_library(inventory: dict[str, Any]) -> NvhookError:
+    version, others = inventory["driver"]["version"], inventory["other_versions"]
+    what = libraries.nothing(version, inventory["searched"], others)
+    if others:
+        return NvhookError(
+            what, f"reboot, or unload the module and load that of {others[-1]}, or install {version} again"
+        )
+    roots = " or ".join(table.DRIVER_ROOTS)
+    return NvhookError(what, f"give --library-search-path, or --driver-root, as for a driver in {roots}")
 
 
 def left_out(inventory: dict[str, Any]) -> list[str]:

@@ -60,10 +60,10 @@ def data_files(
     The driver's own share comes first, since what is there is of its version. `links` are names to make beside
     the file, each a link to it.
     """
-    places = [f"{top}/{name}" for top in own_tops(folders) for name in ("share", "etc")]
+    # GKE's installer puts vulkan/ at the top, beside lib64.
+    places = [f"{top}{name}" for top in own_tops(folders) for name in ("/share", "/etc", "")]
     places += table.DATA_FOLDERS
     if base.prefix:
-        # GKE's installer puts vulkan/ at the top of the driver root.
         places.append("")
     found = []
     for item in table.DATA_FILES:

@@ -81,6 +81,8 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
             "gpus": [gpu.to_json() for gpu in found],
             "faults": [fault.to_json() for fault in faults],
             "libraries": [library.to_json() for library in parts.libraries],
+            "searched": parts.searched,
+            "other_versions": parts.others,
             "programs": files.programs(recorder, base, parts.folders),
             "files": files.data_files(recorder, base, parts.folders, loaded.version),
             "firmware": files.firmware(recorder, base, host, parts.folders, loaded.version),

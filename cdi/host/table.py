@@ -109,7 +109,20 @@ def library_folders(machine: str | None) -> list[str]:
             # Debian's packages keep the driver in nvidia/current and lead there by alternatives.
             folders += [f"{top}/{triplet}", f"{top}/{triplet}/nvidia/current"]
     folders += ["/usr/lib64", "/lib64", "/usr/lib32", "/usr/lib", "/lib"]
-    return folders + [f"/usr/local/nvidia/{name}" for name in ("lib64", "lib", "lib32")]
+    return [*folders, *(f"/usr/local/nvidia/{name}" for name in ("lib64", "lib", "lib32")), *PLATFORM_FOLDERS]
+
+
+# Where systems whose /usr is an image or a store have the driver: NixOS, Talos, Bottlerocket, Container-Optimized OS.
+PLATFORM_FOLDERS = (
+    "/run/opengl-driver/lib",
+    "/run/opengl-driver-32/lib",
+    "/usr/local/glibc/usr/lib",
+    "/usr/lib/nvidia/tesla",
+    "/home/kubernetes/bin/nvidia/lib64",
+)
+
+# Whole driver roots, each to be given as --driver-root: the GPU operator's driver container.
+DRIVER_ROOTS = ("/run/nvidia/driver",)
 
 
 PROGRAMS = (
@@ -123,7 +136,17 @@ PROGRAMS = (
     ("nvidia-cuda-mps-server", "compute"),
     ("nvidia-xconfig", "graphics"),
 )
-PROGRAM_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin")
+# The last three: Flatcar, NixOS, Bottlerocket.
+PROGRAM_FOLDERS = (
+    "/usr/bin",
+    "/usr/sbin",
+    "/bin",
+    "/sbin",
+    "/usr/local/bin",
+    "/opt/bin",
+    "/run/current-system/sw/bin",
+    "/usr/libexec/nvidia/tesla/bin",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +186,7 @@ def _data_files() -> tuple[DataFile, ...]:
 
 DATA_FILES = _data_files()
 # /etc first, as the loaders do.
-DATA_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
+DATA_FOLDERS = ("/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share")
 
 # X.Org's modules lie in one of these below a library folder or below X.Org's own.
 XORG_FOLDERS = (
