@@ -67,10 +67,11 @@ def data_files(
         places.append("")
     found = []
     for item in table.DATA_FILES:
-        real = next((real for folder in places if (real := _regular(recorder, base, f"{folder}/{item.name}"))), None)
+        name = item.name.format(version=version)
+        real = next((real for folder in places if (real := _regular(recorder, base, f"{folder}/{name}"))), None)
         if real is not None:
-            found.append(_file(base.prefix + real, item.container_path, item.group))
-    return found + list(_xorg(recorder, base, folders, version))
+            found.append(_file(base.prefix + real, item.container_path.format(version=version), item.group))
+    return [*found, *_xorg(recorder, base, folders, version), *_wine(recorder, base, folders)]
 
 
 def _file(path: str, container_path: str, group: str, links: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -101,6 +102,14 @@ def _xorg(
         real = next((real for path in paths if (real := _regular(recorder, base, path))), None)
         if real is not None:
             yield _file(base.prefix + real, real, "graphics", links)
+
+
+def _wine(recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str]) -> Iterator[dict[str, Any]]:
+    for folder in folders:
+        for name in table.WINE_FILES:
+            real = _regular(recorder, base, f"{folder}/{table.WINE_FOLDER}/{name}")
+            if real is not None:
+                yield _file(base.prefix + real, real, "ngx")
 
 
 def firmware(

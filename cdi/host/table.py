@@ -56,7 +56,8 @@ LIBRARIES = (
     Library("libnvidia-compiler", "compute"),
     Library("libnvidia-pkcs11", "compute"),
     Library("libnvidia-pkcs11-openssl3", "compute"),
-    Library("libnvidia-nvvm", "compute", since=470, expected=True),
+    # The 470 branch has it as libnvidia-nvvm.so.4.0.0.
+    Library("libnvidia-nvvm", "compute", since=470, expected=True, own=r"4\.0\.0", beside=True),
     Library("libnvidia-nvvm70", "compute", own=NUMBER, beside=True),
     Library("libnvidia-tileiras", "compute", since=590),
     Library("libvdpau_nvidia", "video"),
@@ -89,6 +90,8 @@ LIBRARIES = (
     Library("libnvidia-egl-wayland2", "graphics", own=DOTTED),
     Library("libnvidia-egl-xcb", "graphics", own=DOTTED),
     Library("libnvidia-egl-xlib", "graphics", own=DOTTED),
+    # NVAPI for Linux; its file is named like its SONAME.
+    Library("libnvidia-api", "graphics", own=NUMBER, beside=True),
     Library("libnvidia-ngx", "ngx"),
 )
 
@@ -135,6 +138,7 @@ PROGRAMS = (
     ("nvidia-cuda-mps-control", "compute"),
     ("nvidia-cuda-mps-server", "compute"),
     ("nvidia-xconfig", "graphics"),
+    ("nvidia-ngx-updater", "ngx"),
 )
 # The last three: Flatcar, NixOS, Bottlerocket.
 PROGRAM_FOLDERS = (
@@ -151,7 +155,8 @@ PROGRAM_FOLDERS = (
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file by which some loader finds the driver: `name` below a data folder, and where containers have it."""
+    """A file by which some loader finds the driver, or that the driver reads: `name` below a data folder, and where
+    containers have it; `{version}` in both is the driver's."""
 
     name: str
     container_path: str
@@ -167,6 +172,8 @@ def _data_files() -> tuple[DataFile, ...]:
         "egl/egl_external_platform.d/20_nvidia_xcb.json",
         "egl/egl_external_platform.d/20_nvidia_xlib.json",
         "nvidia/nvoptix.bin",
+        "nvidia/nvidia-application-profiles-{version}-rc",
+        "nvidia/nvidia-application-profiles-{version}-key-documentation",
         "X11/xorg.conf.d/10-nvidia.conf",
         "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
     )
@@ -177,6 +184,7 @@ def _data_files() -> tuple[DataFile, ...]:
         "vulkan/icd.d/nvidia_icd.aarch64.json",
         "vulkan/icd.d/nvidia_layers.json",
         "vulkan/implicit_layer.d/nvidia_layers.json",
+        "vulkansc/icd.d/nvidia_icd_vksc.json",
     )
     files = [DataFile(name, f"/usr/share/{name}") for name in share]
     files += [DataFile(name, f"/etc/{name}") for name in vulkan]
@@ -199,6 +207,10 @@ XORG_FOLDERS = (
 XORG_TOPS = ("/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64")
 XORG_DRIVER = "nvidia_drv.so"
 XORG_SERVER = "libglxserver_nvidia.so"
+
+# NGX for Windows programs under Wine and Proton, which look beside libGLX_nvidia.
+WINE_FOLDER = "nvidia/wine"
+WINE_FILES = ("nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll")
 
 # The kernel's own search order (drivers/base/firmware_loader), after its parameter `path`.
 FIRMWARE_FOLDERS = (
