@@ -35,7 +35,10 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
     verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
+    verb.add_argument("--strict", action="store_true", help="fail if a GPU has to be left out")
     inventory.add_root_arguments(verb)
+    # A file outlives this look, and a GPU that is lost has its UUID in /proc all the same.
+    verb.set_defaults(nvml="health")
 
 
 def add_list(verb: argparse.ArgumentParser) -> None:
@@ -139,6 +142,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     found, _ = inventory.current(inventory.options_of(arguments))
     made = generate.make(found, hook_path)
     warn(found["warnings"] + generate.left_out(found))
+    if arguments.strict:
+        generate.refuse_left_out(found)
     try:
         text = spec.serialise(made, form_of(arguments))
     except spec.InvalidSpec as error:

@@ -72,6 +72,14 @@ def left_out(inventory: dict[str, Any]) -> list[str]:
     return lines
 
 
+def refuse_left_out(inventory: dict[str, Any]) -> None:
+    """Raises NvhookError where `left_out` has something to say."""
+    lines = left_out(inventory)
+    if lines:
+        what = f"no spec is written, for it would not have all: {'; '.join(lines)}"
+        raise NvhookError(what, "repair what is named, or leave --strict away")
+
+
 def _devices(inventory: dict[str, Any]) -> list[dict[str, Any]]:
     nodes = {gpu["index"]: _gpu_nodes(inventory, gpu) for gpu in inventory["gpus"]}
     usable = [gpu for gpu in inventory["gpus"] if nodes[gpu["index"]]]

@@ -24,7 +24,7 @@ from ldcache.errors import NvhookError
 # A GPU that could not be powered up is looked at again after this many seconds.
 FAULT_PAUSE = 60.0
 
-NVML_MODES = ("never", "auto", "facts", "always")
+NVML_MODES = ("never", "auto", "facts", "health", "always")
 
 
 def gather(options: Options, folder: int | None = None, previous: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -148,14 +148,15 @@ def wants_nvml(result: dict[str, Any], options: Options) -> bool:
     """Whether NVML is to be asked for what an inventory lacks."""
     if options.nvml == "facts":
         return not (store.has_facts(result) and store.has_uuids(result))
-    return options.nvml == "always" or (options.nvml == "auto" and not store.has_uuids(result))
+    return options.nvml in ("health", "always") or (options.nvml == "auto" and not store.has_uuids(result))
 
 
 def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nvml.Answer:
     """What only NVML tells of an inventory's GPUs; what fails is a warning in the answer."""
     forced = options.nvml == "always"
     wanted = ("uuid", "arch", "brand") if options.nvml == "facts" else ("uuid",)
-    asked = [gpu["bus_id"] for gpu in result["gpus"] if forced or any(gpu[name] is None for name in wanted)]
+    each = options.nvml in ("health", "always")
+    asked = [gpu["bus_id"] for gpu in result["gpus"] if each or any(gpu[name] is None for name in wanted)]
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
     if library is None:
@@ -174,6 +175,20 @@ def add_answer(result: dict[str, Any], answer: nvml.Answer) -> None:
         _learn(gpu, answer.facts.get(gpu["bus_id"], {}))
         _learn(gpu, {"uuid": answer.uuids.get(gpu["bus_id"])})
     result["warnings"] += answer.warnings
+    _leave_out(result, answer.faults)
+
+
+def _leave_out(result: dict[str, Any], faults: dict[str, str]) -> None:
+    """GPUs that NVML has found unusable: the others keep their indexes, and they are looked at again soon."""
+    if not faults:
+        return
+    result["gpus"] = [gpu for gpu in result["gpus"] if gpu["bus_id"] not in faults]
+    if result.get("mig"):
+        result["mig"] = [device for device in result["mig"] if device["gpu"] not in faults]
+    for bus_id, reason in faults.items():
+        result["faults"].append(gpus.Fault(bus_id, reason).to_json())
+    result["faults"].sort(key=lambda fault: gpus.address(fault["bus_id"]))
+    fingerprint.look_again(result["fingerprint"], FAULT_PAUSE)
 
 
 def _loads(library: dict[str, Any]) -> bool:
@@ -249,7 +264,7 @@ def _keep(folder: int, made: dict[str, Any]) -> str | None:
 
 
 def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
-    if store.stale(root_fd, kept, options) is not None or options.nvml == "always":
+    if store.stale(root_fd, kept, options) is not None or options.nvml in ("health", "always"):
         return False
     if options.nvml == "facts":
         return store.has_facts(kept)
@@ -274,7 +289,8 @@ def add_root_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml",
         choices=NVML_MODES,
         default="auto",
-        help="auto: only for UUIDs the kernel lacks; facts: for architecture and brand besides",
+        help="auto: for UUIDs the kernel lacks; facts: architecture and brand besides; health: about each GPU that is "
+        "not known to hang",
     )
     add("--nvml-timeout", type=seconds, default=10.0, metavar="S", help="for each answer of NVML; default: 10")
 
