@@ -30,11 +30,20 @@ def parser() -> argparse.ArgumentParser:
 
 def add_generate(verb: argparse.ArgumentParser) -> None:
     """The options of `cdi generate`."""
+    from cdi import ceiling, versions
     from cdi.host import inventory
 
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
     verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
+    verb.add_argument(
+        "--spec-version-max",
+        choices=versions.KNOWN[2:],
+        default=ceiling.DEFAULT,
+        metavar="VERSION",
+        help="the newest version of the CDI specification that may be used; from 0.7.0 on, containers are given the "
+        f"groups of nodes that not everybody may open; default: {ceiling.DEFAULT}, which podman 4 reads",
+    )
     verb.add_argument("--strict", action="store_true", help="fail if a GPU has to be left out")
     inventory.add_root_arguments(verb)
     # A file outlives this look, and a GPU that is lost has its UUID in /proc all the same.
@@ -134,14 +143,14 @@ def check_transform(top: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """`cdi generate`. Raises NvhookError."""
-    from cdi import generate, spec
+    from cdi import ceiling, generate, replacement, spec
     from cdi.host import inventory
 
     output = arguments.output
     hook_path = arguments.hook_path or find_hook()
     found, _ = inventory.current(inventory.options_of(arguments))
-    made = generate.make(found, hook_path)
-    warn(found["warnings"] + generate.left_out(found))
+    made, dropped = ceiling.fit(ceiling.add_groups(generate.make(found, hook_path)), arguments.spec_version_max)
+    warn(found["warnings"] + generate.left_out(found) + dropped)
     if arguments.strict:
         generate.refuse_left_out(found)
     try:
@@ -153,6 +162,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     warn([f"{name} in the same folder is no spec that can be read" for name in generate.refuse_conflict(output, made)])
+    warn(replacement.check(output, made))
     spec.write(output, text)
     return 0
 

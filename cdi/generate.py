@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdi import reader, spec, versions
+from cdi import reader, replacement, spec, versions
 from cdi.host import libraries, table
 from ldcache.errors import NvhookError
 
@@ -69,6 +69,8 @@ def left_out(inventory: dict[str, Any]) -> list[str]:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: {gpu['node']} is missing")
         elif gpu["uuid"] is None:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) has no name by UUID: nothing tells its UUID")
+    if not any(node["role"] == "uvm" for node in inventory["nodes"]):
+        lines.append(f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.MODULES['/dev/nvidia-uvm']}")
     return lines
 
 
