@@ -30,12 +30,13 @@ def parser() -> argparse.ArgumentParser:
 
 def add_generate(verb: argparse.ArgumentParser) -> None:
     """The options of `cdi generate`."""
-    from cdi import ceiling, versions
+    from cdi import ceiling, modes, versions
     from cdi.host import inventory
 
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
     verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
+    modes.add_arguments(verb)
     verb.add_argument(
         "--spec-version-max",
         choices=versions.KNOWN[2:],
@@ -144,15 +145,12 @@ def check_transform(top: argparse.ArgumentParser, arguments: argparse.Namespace)
 def run_generate(arguments: argparse.Namespace) -> int:
     """`cdi generate`. Raises NvhookError."""
     from cdi import ceiling, generate, replacement, spec
-    from cdi.host import inventory
 
     output = arguments.output
     hook_path = arguments.hook_path or find_hook()
-    found, _ = inventory.current(inventory.options_of(arguments))
-    made, dropped = ceiling.fit(ceiling.add_groups(generate.make(found, hook_path)), arguments.spec_version_max)
-    warn(found["warnings"] + generate.left_out(found) + dropped)
-    if arguments.strict:
-        generate.refuse_left_out(found)
+    whole, said = of_this_host(arguments, hook_path)
+    made, dropped = ceiling.fit(ceiling.add_groups(whole), arguments.spec_version_max)
+    warn(said + dropped)
     try:
         text = spec.serialise(made, form_of(arguments))
     except spec.InvalidSpec as error:
@@ -165,6 +163,22 @@ def run_generate(arguments: argparse.Namespace) -> int:
     warn(replacement.check(output, made))
     spec.write(output, text)
     return 0
+
+
+def of_this_host(arguments: argparse.Namespace, hook_path: str) -> tuple[dict[str, Any], list[str]]:
+    """The spec of the mode asked for, and what is to be said of it. Raises NvhookError."""
+    from cdi import generate, modes
+    from cdi.host import inventory
+
+    options = inventory.options_of(arguments)
+    mode = modes.resolve(arguments.mode, options)
+    if mode != "nvml":
+        return modes.make(mode, options, hook_path, tuple(arguments.csv_files), tuple(arguments.csv_ignored))
+    found, _ = inventory.current(options)
+    made = generate.make(found, hook_path)
+    if arguments.strict:
+        generate.refuse_left_out(found)
+    return made, found["warnings"] + generate.left_out(found)
 
 
 def form_of(arguments: argparse.Namespace) -> spec.Format:

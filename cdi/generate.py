@@ -29,6 +29,8 @@ SOCKET_OPTIONS = ["nosuid", "nodev", "noexec", "rbind", "rprivate"]
 # So that neither NVIDIA's hook nor its runtime, nor ours, puts the GPU into the container once more.
 ENV = ["NVIDIA_VISIBLE_DEVICES=void"]
 
+NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
+
 COMMON_ROLES = ("control", "uvm", "uvm-tools", "modeset")
 GPU_ROLES = ("gpu", "drm")
 
@@ -38,16 +40,21 @@ def make(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
 
     Raises NvhookError where there is nothing to generate for: no control node, no GPU with its node.
     """
-    common = [_node(node) for node in inventory["nodes"] if node["role"] in COMMON_ROLES]
     if not any(node["role"] == "control" for node in inventory["nodes"]):
-        raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
-    if not _libraries(inventory):
-        raise _no_library(inventory)
-    edits = {"env": ENV, "deviceNodes": common, "hooks": [_hook(inventory, hook_path)], "mounts": _mounts(inventory)}
+        raise NvhookError("/dev/nvidiactl is missing on the host", NO_NODE_REMEDY)
+    edits = common(inventory, hook_path)
     made: dict[str, Any] = {"cdiVersion": "", "kind": KIND, "devices": _devices(inventory), "containerEdits": edits}
     made["cdiVersion"] = versions.minimum_version(made)
     kept: dict[str, Any] = spec.without_empty(made)
     return kept
+
+
+def common(inventory: dict[str, Any], hook_path: str) -> dict[str, Any]:
+    """What every device of a spec brings. Raises NvhookError where there is no library."""
+    if not _libraries(inventory):
+        raise _no_library(inventory)
+    nodes = [_node(node) for node in inventory["nodes"] if node["role"] in COMMON_ROLES]
+    return {"env": ENV, "deviceNodes": nodes, "hooks": [_hook(inventory, hook_path)], "mounts": _mounts(inventory)}
 
 
 def _no_library(inventory: dict[str, Any]) -> NvhookError:

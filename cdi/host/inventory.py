@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cdi import VERSION
-from cdi.host import config, driver, files, fingerprint, gpus, libraries, nodes, nvml, settings, store
+from cdi.host import config, driver, files, fingerprint, gpus, libraries, nodes, nvml, platform, settings, store
 from cdi.host.store import Options
 from ldcache import root
 from ldcache.errors import NvhookError
@@ -59,6 +59,7 @@ def open_host(path: str) -> int:
 def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> dict[str, Any]:
     recorder = fingerprint.Recorder(root_fd)
     recorder.kernel()
+    platform.refuse(root_fd)
     loaded = driver.read(root_fd, options.host_root)
     host = fingerprint.Base(root_fd, "")
     for path in (settings.OURS, settings.NVIDIAS):

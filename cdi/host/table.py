@@ -133,6 +133,8 @@ PROGRAMS = (
     ("nvidia-debugdump", "utility"),
     ("nvidia-persistenced", "utility"),
     ("nv-fabricmanager", "utility"),
+    # The licence daemon of a vGPU guest.
+    ("nvidia-gridd", "utility"),
     ("nvidia-imex", "utility"),
     ("nvidia-imex-ctl", "utility"),
     ("nvidia-cuda-mps-control", "compute"),
@@ -188,6 +190,8 @@ def _data_files() -> tuple[DataFile, ...]:
     )
     files = [DataFile(name, f"/usr/share/{name}") for name in share]
     files += [DataFile(name, f"/etc/{name}") for name in vulkan]
+    # What a vGPU guest's licence daemon was told; not its token, which is a secret.
+    files.append(DataFile("nvidia/gridd.conf", "/etc/nvidia/gridd.conf", "utility"))
     files.append(DataFile("OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd", "compute"))
     return tuple(files)
 
