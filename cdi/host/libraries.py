@@ -104,6 +104,11 @@ class Found:
     searched: list[str]
     others: list[str]
 
+    @property
+    def stems(self) -> set[str]:
+        """The names of the libraries up to `.so`."""
+        return {library.known.stem for library in self.libraries}
+
 
 def read(
     recorder: fingerprint.Recorder,
@@ -117,6 +122,12 @@ def read(
     _choose_folders(search, base, host, search_path)
     for where, folder in list(search.bases):
         _take_versioned(search, where, folder)
+    if not search.found:
+        usual = len(search.bases)
+        for folder in table.PLATFORM_FOLDERS:
+            _add_folder(search, base, folder)
+        for where, folder in search.bases[usual:]:
+            _take_versioned(search, where, folder)
     others = _other_versions(search)
     if not search.found:
         # What has a version of its own is of another driver then.

@@ -112,10 +112,11 @@ def library_folders(machine: str | None) -> list[str]:
             # Debian's packages keep the driver in nvidia/current and lead there by alternatives.
             folders += [f"{top}/{triplet}", f"{top}/{triplet}/nvidia/current"]
     folders += ["/usr/lib64", "/lib64", "/usr/lib32", "/usr/lib", "/lib"]
-    return [*folders, *(f"/usr/local/nvidia/{name}" for name in ("lib64", "lib", "lib32")), *PLATFORM_FOLDERS]
+    return folders + [f"/usr/local/nvidia/{name}" for name in ("lib64", "lib", "lib32")]
 
 
 # Where systems whose /usr is an image or a store have the driver: NixOS, Talos, Bottlerocket, Container-Optimized OS.
+# Looked into where it is nowhere else, for each place costs every start a look.
 PLATFORM_FOLDERS = (
     "/run/opengl-driver/lib",
     "/run/opengl-driver-32/lib",
@@ -128,41 +129,46 @@ PLATFORM_FOLDERS = (
 DRIVER_ROOTS = ("/run/nvidia/driver",)
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program. `beside`: the stem of a library, or a path, without which it is not looked for."""
+
+    name: str
+    group: str
+    beside: str = ""
+
+
+GRIDD_CONF = "/etc/nvidia/gridd.conf"
+
 PROGRAMS = (
-    ("nvidia-smi", "utility"),
-    ("nvidia-debugdump", "utility"),
-    ("nvidia-persistenced", "utility"),
-    ("nv-fabricmanager", "utility"),
+    Program("nvidia-smi", "utility"),
+    Program("nvidia-debugdump", "utility"),
+    Program("nvidia-persistenced", "utility"),
+    Program("nv-fabricmanager", "utility"),
+    Program("nvidia-imex", "utility"),
+    Program("nvidia-imex-ctl", "utility"),
     # The licence daemon of a vGPU guest.
-    ("nvidia-gridd", "utility"),
-    ("nvidia-imex", "utility"),
-    ("nvidia-imex-ctl", "utility"),
-    ("nvidia-cuda-mps-control", "compute"),
-    ("nvidia-cuda-mps-server", "compute"),
-    ("nvidia-xconfig", "graphics"),
-    ("nvidia-ngx-updater", "ngx"),
+    Program("nvidia-gridd", "utility", beside=GRIDD_CONF),
+    Program("nvidia-cuda-mps-control", "compute"),
+    Program("nvidia-cuda-mps-server", "compute"),
+    Program("nvidia-xconfig", "graphics"),
+    Program("nvidia-ngx-updater", "ngx", beside="libnvidia-ngx"),
 )
-# The last three: Flatcar, NixOS, Bottlerocket.
-PROGRAM_FOLDERS = (
-    "/usr/bin",
-    "/usr/sbin",
-    "/bin",
-    "/sbin",
-    "/usr/local/bin",
-    "/opt/bin",
-    "/run/current-system/sw/bin",
-    "/usr/libexec/nvidia/tesla/bin",
-)
+PROGRAM_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin")
+# Flatcar's, NixOS's and Bottlerocket's, where nvidia-smi is in none of the others.
+PLATFORM_PROGRAM_FOLDERS = ("/opt/bin", "/run/current-system/sw/bin", "/usr/libexec/nvidia/tesla/bin")
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
     """A file by which some loader finds the driver, or that the driver reads: `name` below a data folder, and where
-    containers have it; `{version}` in both is the driver's."""
+    containers have it; `{version}` in both is the driver's. `beside`: the stem of a library without which it is of no
+    use, and not looked for."""
 
     name: str
     container_path: str
     group: str = "graphics"
+    beside: str = ""
 
 
 def _data_files() -> tuple[DataFile, ...]:
@@ -174,8 +180,6 @@ def _data_files() -> tuple[DataFile, ...]:
         "egl/egl_external_platform.d/20_nvidia_xcb.json",
         "egl/egl_external_platform.d/20_nvidia_xlib.json",
         "nvidia/nvoptix.bin",
-        "nvidia/nvidia-application-profiles-{version}-rc",
-        "nvidia/nvidia-application-profiles-{version}-key-documentation",
         "X11/xorg.conf.d/10-nvidia.conf",
         "X11/xorg.conf.d/nvidia-drm-outputclass.conf",
     )
@@ -186,19 +190,20 @@ def _data_files() -> tuple[DataFile, ...]:
         "vulkan/icd.d/nvidia_icd.aarch64.json",
         "vulkan/icd.d/nvidia_layers.json",
         "vulkan/implicit_layer.d/nvidia_layers.json",
-        "vulkansc/icd.d/nvidia_icd_vksc.json",
     )
+    profiles = [f"nvidia/nvidia-application-profiles-{{version}}-{name}" for name in ("rc", "key-documentation")]
     files = [DataFile(name, f"/usr/share/{name}") for name in share]
     files += [DataFile(name, f"/etc/{name}") for name in vulkan]
-    # What a vGPU guest's licence daemon was told; not its token, which is a secret.
-    files.append(DataFile("nvidia/gridd.conf", "/etc/nvidia/gridd.conf", "utility"))
+    files += [DataFile(name, f"/usr/share/{name}", beside="libGLX_nvidia") for name in profiles]
+    vksc = "vulkansc/icd.d/nvidia_icd_vksc.json"
+    files.append(DataFile(vksc, f"/etc/{vksc}", beside="libnvidia-vksc-core"))
     files.append(DataFile("OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd", "compute"))
     return tuple(files)
 
 
 DATA_FILES = _data_files()
 # /etc first, as the loaders do.
-DATA_FOLDERS = ("/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share")
+DATA_FOLDERS = ("/etc", "/usr/local/share", "/usr/share")
 
 # X.Org's modules lie in one of these below a library folder or below X.Org's own.
 XORG_FOLDERS = (

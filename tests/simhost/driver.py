@@ -212,8 +212,9 @@ def graphics(tree: Tree, host: Host, places: platforms.Places) -> None:
     """The data files by which Vulkan, EGL, OpenCL and X find the driver, and its plug-ins."""
     share, libraries = places.share, places.libraries
     icd = ICD.format(form="1.0.1", library="libGLX_nvidia.so.0", more=', "api_version": "1.4.312"')
-    tree.write(f"{share}/vulkan/icd.d/nvidia_icd.json", icd)
-    tree.write(f"{share}/vulkan/implicit_layer.d/nvidia_layers.json", LAYER)
+    vulkan = places.vulkan or f"{share}/vulkan"
+    tree.write(f"{vulkan}/icd.d/nvidia_icd.json", icd)
+    tree.write(f"{vulkan}/implicit_layer.d/nvidia_layers.json", LAYER)
     vendor = ICD.format(form="1.0.0", library="libEGL_nvidia.so.0", more="")
     tree.write(f"{share}/glvnd/egl_vendor.d/10_nvidia.json", vendor)
     if host.layout in ("h200", "gke"):

@@ -18,11 +18,12 @@ class Places:
     programs: str
     share: str
     firmware: str = "/lib/firmware"
+    vulkan: str = ""
 
 
-def _below(top: str, share: str = "/share") -> Places:
+def _below(top: str, vulkan: str = "") -> Places:
     """A driver that lies by itself."""
-    return Places(f"{top}/lib64", f"{top}/lib32", f"{top}/bin", f"{top}{share}", f"{top}/firmware")
+    return Places(f"{top}/lib64", f"{top}/lib32", f"{top}/bin", f"{top}/share", f"{top}/firmware", vulkan)
 
 
 MULTIARCH, MULTIARCH32 = "/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu"
@@ -46,7 +47,7 @@ PLACES: dict[Layout, Places] = {
     "nixos": Places(
         f"{STORE}/lib", f"{STORE}-lib32/lib", f"{STORE}-bin/bin", f"{STORE}/share", f"{STORE}-firmware/lib/firmware"
     ),
-    "gke": _below("/home/kubernetes/bin/nvidia", share=""),
+    "gke": _below("/home/kubernetes/bin/nvidia", vulkan="/home/kubernetes/bin/nvidia/vulkan"),
 }
 
 # Where a driver outside /lib/firmware has told the kernel to look.

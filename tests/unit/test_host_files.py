@@ -142,3 +142,11 @@ def test_a_link_is_no_socket_however_late_it_came(tmp_path: Path) -> None:
     assert files.refusal(fd, "/run/link") == "it is no socket"
     os.close(fd)
     host.close()
+
+
+def test_what_belongs_to_a_library_that_is_not_there_costs_no_look(tmp_path: Path) -> None:
+    """Each place that is looked at for a file is looked at by every start, to see that there still is none."""
+    found = look(build(tmp_path, Host(graphics=False)))
+    looked = [path for kind, path, _ in found["fingerprint"] if kind == "file"]
+    words = ("ngx", "vulkansc", "application-profiles", "wine", "gridd/", "nvidia-gridd", "opengl-driver", "kubernetes")
+    assert [path for path in looked if any(word in path for word in words)] == []
