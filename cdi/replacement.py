@@ -35,6 +35,8 @@ def check(path: Path, made: dict[str, Any]) -> list[str]:
         before = reader.load(str(path)).spec
     except (OSError, ValueError):
         return []
+    if before.get("kind") != made["kind"]:
+        return [f"{path} had devices of the kind {before.get('kind')} until now"]
     nodes = [node for node in _nodes(before) if node in MODULES and node not in _nodes(made)]
     if nodes:
         what = f"{path} has {' and '.join(nodes)}, which this host has not now: the file is left as it is"

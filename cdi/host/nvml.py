@@ -60,6 +60,10 @@ SICK = (8, 10, 11, 15, 16)
 # Of a handle every other result means that too, but for: no permission, not found.
 NOT_SICK = (4, 6)
 
+# After so many GPUs that it hung on, NVML is asked about no further one: a driver that hangs altogether would cost a
+# deadline for each GPU, and a start waits for this.
+HANGS_MAX = 2
+
 # How long a killed child may take to be gone before it is left to init.
 REAP = 0.2
 
@@ -148,6 +152,7 @@ def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, for
             pending.append(name)
     if bus_ids and not pending:
         return answer
+    hangs = 0
     while True:
         conversation = Conversation(library, pending, timeout)
         for said in conversation.lines():
@@ -161,6 +166,10 @@ def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, for
             return answer
         answer.faults[blamed] = f"NVML {conversation.failure} when asked about it"
         pending = pending[pending.index(blamed) + 1 :]
+        hangs += conversation.hung
+        if pending and hangs >= HANGS_MAX:
+            answer.warnings.append(f"NVML is not asked about {', '.join(pending)}: it hung on {hangs} GPUs before them")
+            return answer
         if not pending:
             return answer
 
@@ -190,11 +199,13 @@ def _hear(said: dict[str, Any], answer: Answer, back_off: BackOff) -> None:
 
 
 class Conversation:
-    """One child and what it says. `failure` is why it ended before it was done; `asking` the GPU it was at."""
+    """One child and what it says. `failure` is why it ended before it was done, `hung` whether for its deadline;
+    `asking` the GPU it was at."""
 
     def __init__(self, library: str, bus_ids: list[str], timeout: float) -> None:
         self.asking: str | None = None
         self.failure: str | None = None
+        self.hung = False
         self._done = False
         self._ended = False
         self._timeout = timeout
@@ -235,6 +246,7 @@ class Conversation:
         while True:
             if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 self.failure = f"did not answer within {self._timeout:g} s"
+                self.hung = True
                 return
             chunk = os.read(fd, 65536)
             if not chunk:

@@ -188,5 +188,8 @@ def test_libraries_that_are_gone_and_others(tmp_path: Path) -> None:
         f"{path} had libnvidia-encode.so.VERSION until now",
     ]
     assert replacement.check(tmp_path / "none.json", after) == []
+    # Another kind's file is nothing to compare with.
+    other = {**after, "kind": "management.nvidia.com/gpu"}
+    assert replacement.check(path, other) == [f"{path} had devices of the kind nvidia.com/gpu until now"]
     path.write_text("{")
     assert replacement.check(path, after) == []

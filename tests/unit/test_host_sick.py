@@ -136,6 +136,18 @@ def test_nvml_that_hangs_before_any_gpu_blames_none(tmp_path: Path) -> None:
     assert f"NVML did not answer within {TIMEOUT:g} s when asked about the driver" in found["warnings"]
 
 
+def test_a_driver_that_hangs_altogether_costs_two_deadlines(tmp_path: Path) -> None:
+    """And not one for each GPU. Those that were not asked about are offered: nothing is known against them."""
+    host = with_fault(tmp_path, Fault(HANDLE, action="hang"))
+    began = time.monotonic()
+    found = inventory.gather(Options(str(host.root), nvml="health", nvml_timeout=TIMEOUT))
+    assert time.monotonic() - began < 3 * TIMEOUT
+    assert [fault["bus_id"] for fault in found["faults"]] == [card.bus_id for card in CARDS[:2]]
+    assert [gpu["index"] for gpu in found["gpus"]] == list(range(2, 8))
+    rest = ", ".join(card.bus_id for card in CARDS[2:])
+    assert f"NVML is not asked about {rest}: it hung on 2 GPUs before them" in found["warnings"]
+
+
 def test_all_sick(tmp_path: Path) -> None:
     host = with_fault(tmp_path, Fault(HANDLE, result=15))
     found = inventory.gather(Options(str(host.root), nvml="health", nvml_timeout=TIMEOUT))
