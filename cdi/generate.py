@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A CDI spec of an inventory: what `cdi generate` writes.
 
-Devices are named by index and by UUID, and `all` is written out, for CDI knows no wildcard. What every GPU
+Devices are named by index and by UUID, MIG devices by `GPU:MIG` and by UUID, and `all` is written out, for CDI knows no
+wildcard. What every GPU
 needs stands once, at the spec's top. All that containerEdits can't say goes to one hook.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +74,11 @@ def left_out(inventory: dict[str, Any]) -> list[str]:
     """What the spec does not have although the host or a user may expect it, one line each."""
     lines = [f"GPU {fault['bus_id']} is left out: {fault['reason']}" for fault in inventory["faults"]]
     for gpu in inventory["gpus"]:
+        mine = _mig(inventory, gpu)
         if not _gpu_nodes(inventory, gpu):
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: {gpu['node']} is missing")
+        elif mine:
+            lines += _mig_left_out(gpu, mine)
         elif gpu["uuid"] is None:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) has no name by UUID: nothing tells its UUID")
     if not any(node["role"] == "uvm" for node in inventory["nodes"]):
@@ -89,15 +94,48 @@ def refuse_left_out(inventory: dict[str, Any]) -> None:
         raise NvhookError(what, "repair what is named, or leave --strict away")
 
 
+def _mig_left_out(gpu: dict[str, Any], mine: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for entry in mine:
+        name = f"MIG device {gpu['index']}:{entry['index']} (gi {entry['gi']}, ci {entry['ci']})"
+        if not entry["nodes"]:
+            lines.append(f"{name} is left out: not all its nodes below /dev/nvidia-caps are there")
+        elif entry["uuid"] is None:
+            lines.append(f"{name} has no name by UUID: nothing tells its UUID")
+    return lines
+
+
 def _devices(inventory: dict[str, Any]) -> list[dict[str, Any]]:
-    nodes = {gpu["index"]: _gpu_nodes(inventory, gpu) for gpu in inventory["gpus"]}
-    usable = [gpu for gpu in inventory["gpus"] if nodes[gpu["index"]]]
-    if not usable:
+    by_index, by_uuid, every = [], [], []
+    for gpu in inventory["gpus"]:
+        for name, uuid, nodes in _offers(inventory, gpu):
+            by_index.append(_device(name, nodes))
+            if uuid is not None:
+                by_uuid.append(_device(uuid, nodes))
+            every += [node for node in nodes if node not in every]
+    if not by_index:
         reasons = "; ".join(left_out(inventory)) or "the driver has no GPU"
         raise NvhookError(f"no GPU to generate a spec for: {reasons}", "see `nvhook inventory`, lspci and dmesg")
-    devices = [_device(str(gpu["index"]), nodes[gpu["index"]]) for gpu in usable]
-    devices += [_device(gpu["uuid"], nodes[gpu["index"]]) for gpu in usable if gpu["uuid"] is not None]
-    return [*devices, _device("all", [node for gpu in usable for node in nodes[gpu["index"]]])]
+    return [*by_index, *by_uuid, _device("all", every)]
+
+
+def _offers(inventory: dict[str, Any], gpu: dict[str, Any]) -> Iterator[tuple[str, str | None, list[dict[str, Any]]]]:
+    """Name, UUID and nodes of what one GPU is offered as: itself or, where it is divided, its MIG devices.
+
+    On a divided GPU nothing runs but in a MIG device, whose nodes are the GPU's and both its capability nodes.
+    """
+    nodes = _gpu_nodes(inventory, gpu)
+    mine = _mig(inventory, gpu)
+    if nodes and not mine:
+        yield str(gpu["index"]), gpu["uuid"], nodes
+    whole = [_node(node) for node in inventory["nodes"] if node["role"] == "gpu" and node["gpu"] == gpu["bus_id"]]
+    for entry in mine if nodes else ():
+        if entry["nodes"]:
+            yield f"{gpu['index']}:{entry['index']}", entry["uuid"], [*whole, *map(_node, entry["nodes"])]
+
+
+def _mig(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str, Any]]:
+    return [entry for entry in inventory["mig"] if entry["gpu"] == gpu["bus_id"]]
 
 
 def _device(name: str, nodes: list[dict[str, Any]]) -> dict[str, Any]:

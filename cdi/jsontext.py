@@ -77,7 +77,8 @@ def loads(text: str | bytes, pairs: Pairs | None = None) -> Any:
     except InvalidJson:
         raise
     except ValueError as error:
-        raise InvalidJson(str(error)) from None
+        # Behind the semicolon, of a number with thousands of digits: what a programmer can do about it.
+        raise InvalidJson(str(error).partition(";")[0]) from None
     except SystemError:
         # The C scanner takes its exception from json.decoder without importing it: what is wrong with the
         # text is told by going over it once more with that module in place.

@@ -53,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
         arguments = parser().parse_args(words)
         return VERBS[arguments.verb](arguments)
     except NvhookError as error:
-        print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
+        from hook.start import one_line
+
+        print(f"nvhook: error: {one_line(error.what)}\n  remedy: {one_line(error.remedy)}", file=sys.stderr)
         return 1
 
 

@@ -13,7 +13,7 @@ import posix
 
 from hook import loader, namespace, state, steps
 from hook.plan import Plan
-from hook.start import say
+from hook.start import one_line, say
 from ldcache import cache, imagescan, kernel
 from ldcache.errors import NvhookError
 
@@ -69,7 +69,7 @@ def pairs(argv: list[str]) -> list[tuple[str, str]]:
 
 def warn(text: str) -> None:
     """One line on stderr."""
-    say(f"nvhook: warning: {text}\n")
+    say(f"nvhook: warning: {one_line(text)}\n")
 
 
 def finish(

@@ -27,6 +27,8 @@ TRIPLETS = {
 }
 # The loader itself: 0.2 MB, and in the builds with everything in one file below 2.
 LOADER_MAX = 4 << 20
+# Stale folders that are read into the cache: each may cost the reading of 2,048 files and a merge.
+STALE_MAX = 32
 # Names of one library folder that are looked at for the image's own driver files.
 NAMES_MAX = 1 << 16
 
@@ -101,16 +103,18 @@ def same_place(base: int, one: str, other: str) -> bool:
 
 def stale(base: int, facts: Loader) -> list[str]:
     """Folders of ld.so.conf that the cache does not know as they are: newer than it, or with none of their libraries
-    in it. Default folders don't matter, since the loader searches them after the cache."""
+    in it. Default folders don't matter, since the loader searches them after the cache. At most STALE_MAX of them."""
     data, changed = cache_file(base)
     known = {place(base, folder) for folder in facts.defaults}
-    found = []
+    found: list[str] = []
     for folder in facts.conf.folders:
         where = place(base, folder)
         if where is None or where in known:
             continue
         # ldconfig too reads a folder once, by its first name.
         known.add(where)
+        if len(found) == STALE_MAX:
+            break
         if age(base, folder) > changed or b"\0" + kernel.encode(folder) + b"/" not in data:
             found.append(folder)
     return found

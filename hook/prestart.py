@@ -10,7 +10,7 @@ anywhere takes all of it back and exits 1.
 from __future__ import annotations
 
 from hook import request, state
-from hook.start import say
+from hook.start import one_line, say
 from ldcache import kernel
 
 USAGE = "usage: nvhook prestart [--host-root DIR] < STATE"
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
 
     kernel.set_no_new_privs()
     for warning in injection.inject(container, host_root):
-        say(f"nvhook: warning: {warning}\n")
+        say(f"nvhook: warning: {one_line(warning)}\n")
     return 0
 
 

@@ -43,6 +43,7 @@ GATES = {
     "mofed": ("NVIDIA_MOFED", "/dev/infiniband/uverbs*"),
     "nvswitch": ("NVIDIA_NVSWITCH", "/dev/nvidia-nvswitch*"),
 }
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
 DRM_CAPABILITIES = ("display", "graphics")
 
 # Without these a granted capability does nothing, so their absence ends the start.
@@ -304,6 +305,9 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
     control: dict[str, Any] = inventory.get("mig_control") or {}
     buses = {gpu["bus_id"] for gpu in selection.gpus}
     entries = [entry for entry in mig if entry["gpu"] in buses] if request.mig_control else selection.mig
+    if request.mig_control:
+        # Who makes MIG devices has to see those that are made later.
+        selection.access.append(CAPABILITIES)
     for name in request.mig_control:
         if name not in control:
             what = f"no capability node for MIG {name} on this host; NVIDIA_MIG_{name.upper()}_DEVICES asks for it"
@@ -317,7 +321,8 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
             what = f"the capability nodes of MIG device {entry['uuid'] or entry['index']} are missing on the host"
             raise NvhookError(what, "make them: nvidia-modprobe -c 0 -f FILE for its access files, or run nvidia-smi")
         _add_nodes(selection, entry["nodes"])
-        selection.access += [path for path in entry["access"] if path not in selection.access]
+        if not request.mig_control:
+            selection.access += [path for path in entry["access"] if path not in selection.access]
     parents = {entry["gpu"] for entry in mig}
     chosen = {entry["gpu"] for entry in selection.mig}
     for gpu in selection.gpus:
@@ -329,14 +334,22 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
 
 
 def _imex(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
-    channels = {entry["channel"]: entry["node"] for entry in inventory.get("imex") or []}
+    runs: list[dict[str, Any]] = inventory.get("imex") or []
     for channel in request.imex:
-        if channel not in channels:
+        run = next((run for run in runs if 0 <= channel - run["channel"] < run["count"]), None)
+        if run is None:
             what = f"IMEX channel {channel} is missing on the host"
             raise NvhookError(
                 what, f"make /dev/nvidia-caps-imex-channels/channel{channel}: nvidia-modprobe -i {channel}:1"
             )
-        _add_nodes(selection, [channels[channel]])
+        _add_nodes(selection, [_channel(run, channel)])
+
+
+def _channel(run: dict[str, Any], channel: int) -> dict[str, Any]:
+    """A node like the first of its run but for the number, which ends its paths and is its minor."""
+    node: dict[str, Any] = run["node"]
+    cut = -len(str(run["channel"]))
+    return node | {key: f"{node[key][:cut]}{channel}" for key in ("path", "host_path")} | {"minor": channel}
 
 
 def _gates(inventory: dict[str, Any], selection: Selection, request: Request) -> None:

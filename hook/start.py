@@ -20,7 +20,7 @@ def main() -> None:
     try:
         status = dispatch(sys.argv[1:])
     except NvhookError as error:
-        say(f"nvhook: error: {error.what}\n  remedy: {error.remedy}\n")
+        say(f"nvhook: error: {one_line(error.what)}\n  remedy: {one_line(error.remedy)}\n")
         status = 1
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -45,6 +45,14 @@ def say(text: str) -> None:
         sys.stderr.flush()
     except OSError:
         pass
+
+
+def one_line(text: str) -> str:
+    """A message in which an image's names may stand: a newline in one would forge a line of ours in an engine's log, an
+    escape sequence do as it likes on a terminal."""
+    if text.isprintable():
+        return text
+    return "".join([letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text])
 
 
 def dispatch(argv: list[str]) -> int:

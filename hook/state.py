@@ -10,7 +10,7 @@ from __future__ import annotations
 import posix
 
 from cdi import jsontext
-from ldcache import root
+from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 STATE_MAX = 1 << 20
+# What containerd takes in one message, by gRPC's limit.
 CONFIG_MAX = 16 << 20
+# include/linux/threads.h, PID_MAX_LIMIT.
+PID_LIMIT = 1 << 22
 
 REPORT = "this is a fault of the engine or runtime that wrote it: report it there, with the file"
 
@@ -67,9 +70,9 @@ def read_container(stdin: int = 0) -> Container:
     state = parse("the container state on stdin", _read_state(stdin))
     bundle = state.get("bundle") or state.get("bundlePath")
     pid = state.get("pid", 0)
-    if not isinstance(bundle, str) or not bundle.startswith("/"):
+    if not isinstance(bundle, str) or not bundle.startswith("/") or not _names_file(bundle):
         raise NvhookError("the container state names no absolute `bundle`", REPORT)
-    if not isinstance(pid, int) or pid < 0:
+    if type(pid) is not int or not 0 <= pid < PID_LIMIT:
         raise NvhookError(f"the container state's pid is {pid!r}", REPORT)
     container = Container(bundle, str(state.get("id", "")), pid)
     read_config(container)
@@ -96,8 +99,10 @@ def read_config(container: Container) -> None:
     spec = parse(path, _read_config(path))
     base = _member(path, spec, "root", dict)
     root_path = base.get("path")
-    if not isinstance(root_path, str) or not root_path:
+    if root_path in (None, ""):
         raise NvhookError(f"{path}: root.path is missing", "write `root.path` as the runtime specification asks")
+    if not isinstance(root_path, str) or not _names_file(root_path):
+        raise NvhookError(f"{path}: root.path is {root_path!a:.200}, which names no file", REPORT)
     container.root_path = _absolute(root_path, container.bundle)
     process = _member(path, spec, "process", dict)
     container.env = _environment(path, _member(path, process, "env", list))
@@ -131,14 +136,32 @@ def _read_config(path: str) -> bytes:
 
 
 def parse(name: str, text: bytes) -> dict[str, Any]:
-    """A JSON object. Raises NvhookError naming the document."""
+    """A JSON object. Raises NvhookError naming the document, also where an object in it has a key twice: the runtime's
+    parser would merge the two, and see another container than we do."""
     try:
-        value = jsontext.loads(text)
+        value = jsontext.loads(text, _unique)
     except jsontext.InvalidJson as error:
         raise NvhookError(f"{name} is no JSON: {error}", REPORT) from error
     if not isinstance(value, dict):
         raise NvhookError(f"{name} is a JSON {type(value).__name__}, not an object", REPORT)
     return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        # A dict's keys keep the order of their first coming.
+        twice = next(name for (name, _), first in zip(pairs, [*made, None], strict=False) if name != first)
+        raise ValueError(f"the key {twice!a:.200} is there twice in one object")
+    return made
+
+
+def _names_file(path: str) -> bool:
+    """Whether it can reach the kernel whole: no NUL, no lone surrogate out of JSON."""
+    try:
+        return "\0" not in path and bool(kernel.encode(path))
+    except OSError:
+        return False
 
 
 def _member(path: str, parent: dict[str, Any], name: str, kind: type) -> Any:

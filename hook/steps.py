@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 DRIVER_FOLDER = "/proc/driver/nvidia"
 COPIED = ("version", "registry", "params")
-MASK_OPTIONS = (("mode", "0555"), ("size", "256k"), ("nr_inodes", "256"))
+# The inodes are for 16 GPUs with seven MIG devices each.
+MASK_OPTIONS = (("mode", "0555"), ("size", "256k"), ("nr_inodes", "1024"))
 MASK_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV | kernel.MOUNT_ATTR_NOEXEC
 GPU_FOLDER_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
 
@@ -63,17 +64,21 @@ class Rules(Step):
 
 class Mask(Step):
     """The proc mask: a tmpfs over /proc/driver/nvidia that shows the chosen GPUs and says ModifyDeviceFiles 0,
-    so that the driver's user space makes no nodes of other GPUs."""
+    so that the driver's user space makes no nodes of other GPUs. `access` are the capabilities that stay visible:
+    files of MIG devices, or the folder of all; CUDA tells by them which MIG devices it has."""
 
-    __slots__ = ("folders", "gpus", "texts")
+    __slots__ = ("access", "gpus", "shown", "texts")
 
-    def __init__(self, gpus: list[str]) -> None:
+    def __init__(self, gpus: list[str], access: list[str]) -> None:
         self.gpus = gpus
+        self.access = [path[len(DRIVER_FOLDER) + 1 :] for path in access]
         self.texts: dict[str, bytes] = {}
-        self.folders: dict[str, int] = {}
+        # Names in the mask and the clones that go there.
+        self.shown: dict[str, int] = {}
 
     def describe(self) -> str:
-        return f"mask {DRIVER_FOLDER}: show {', '.join(self.gpus) or 'no GPU'}; ModifyDeviceFiles: 0"
+        show = ", ".join([*self.gpus, *self.access]) or "no GPU"
+        return f"mask {DRIVER_FOLDER}: show {show}; ModifyDeviceFiles: 0"
 
     def prepare(self, host: int, namespace: Namespace) -> None:
         for name in COPIED:
@@ -83,8 +88,8 @@ class Mask(Step):
                 continue
         if "params" in self.texts:
             self.texts["params"] = self.texts["params"].replace(b"ModifyDeviceFiles: 1\n", b"ModifyDeviceFiles: 0\n")
-        for gpu in self.gpus:
-            self.folders[gpu] = clone(host, f"{DRIVER_FOLDER}/gpus/{gpu}", GPU_FOLDER_OPTIONS)
+        for name in [*(f"gpus/{gpu}" for gpu in self.gpus), *self.access]:
+            self.shown[name] = clone(host, f"{DRIVER_FOLDER}/{name}", GPU_FOLDER_OPTIONS)
 
     def execute(self, namespace: Namespace) -> None:
         try:
@@ -103,7 +108,8 @@ class Mask(Step):
             return False
         try:
             params = root.read_file(target, "params", 1 << 16)
-            return params == self.texts.get("params") and root.listdir(target, "gpus") == sorted(self.gpus)
+            same = params == self.texts.get("params") and root.listdir(target, "gpus") == sorted(self.gpus)
+            return same and all(root.exists(target, name) for name in self.access)
         except FileNotFoundError:
             return False
 
@@ -115,16 +121,29 @@ class Mask(Step):
             fd = posix.open(name, flags, 0o444, dir_fd=mask)
             posix.write(fd, text)
             posix.close(fd)
-        posix.mkdir("gpus", 0o555, dir_fd=mask)
-        for gpu in self.gpus:
-            posix.mkdir(f"gpus/{gpu}", 0o555, dir_fd=mask)
+        made: set[str] = set()
+        self._make_folders(mask, "gpus/", made)
+        for name, mount in self.shown.items():
+            is_folder = root.file_type(posix.fstat(mount).st_mode) == root.S_IFDIR
+            self._make_folders(mask, name + "/" * is_folder, made)
+            if not is_folder:
+                posix.close(posix.open(name, posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC, 0o444, dir_fd=mask))
         namespace.attach(mask, target, DRIVER_FOLDER)
         # Into a tmpfs that is still detached, mounts can be moved only since Linux 6.15.
-        for gpu, folder in self.folders.items():
-            place = posix.open(f"gpus/{gpu}", root.PATH | posix.O_NOFOLLOW, dir_fd=mask)
-            namespace.attach(folder, place, f"{DRIVER_FOLDER}/gpus/{gpu}")
+        for name, mount in self.shown.items():
+            place = posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=mask)
+            namespace.attach(mount, place, f"{DRIVER_FOLDER}/{name}")
             posix.close(place)
         kernel.mount_setattr(mask, kernel.MOUNT_ATTR_RDONLY, path=DRIVER_FOLDER)
+
+    def _make_folders(self, mask: int, path: str, made: set[str]) -> None:
+        """The folders above what a path's last slash is followed by."""
+        end = path.find("/")
+        while end >= 0:
+            if path[:end] not in made:
+                posix.mkdir(path[:end], 0o555, dir_fd=mask)
+                made.add(path[:end])
+            end = path.find("/", end + 1)
 
 
 class Node(Step):
@@ -354,7 +373,7 @@ def steps(plan: Plan, container: Container) -> list[Step]:
     if plan.nodes:
         made.append(Rules(plan.nodes, container))
     if plan.proc_mask is not None:
-        made.append(Mask(plan.proc_mask))
+        made.append(Mask(plan.proc_mask, plan.proc_access))
     made += [Node(node, node["path"] in plan.optional) for node in plan.nodes]
     made += [Mount(mount, mount["containerPath"] in plan.optional) for mount in plan.mounts]
     targets = {link["path"]: link["target"] for link in plan.links}

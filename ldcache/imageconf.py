@@ -12,21 +12,31 @@ from ldcache import root
 
 PATH = "/etc/ld.so.conf"
 
-TEXT_MAX = 1 << 20
+# Of all files together, as are the other bounds: a hundred includes of one folder may not cost a hundred times as much.
+TEXT_MAX = 1 << 18
 FILES_MAX = 256
-FOLDERS_MAX = 1024
+FOLDERS_MAX = 256
 DEPTH_MAX = 8
 NAMES_MAX = 4096
+# What a pattern and a name may have at most, and what matching them costs: a step for each, and one for every so many
+# pairs of their characters.
+PART_MAX = 255
+PAIRS = 64
+STEPS_MAX = 1 << 16
 
 
 class Conf:
     """`folders` as they are spelled, each once, in order, without those of the file `ours`. `before` counts those that
-    come ahead of that file, which need not be there; -1 where no include would read it."""
+    come ahead of that file, which need not be there; -1 where no include would read it. `steps` and `text` are what may
+    still be spent on patterns and on reading."""
 
-    __slots__ = ("before", "files", "folders", "ours")
+    __slots__ = ("before", "files", "folders", "known", "ours", "steps", "text")
 
     def __init__(self, ours: str = "") -> None:
         self.folders: list[str] = []
+        self.known: set[str] = set()
+        self.steps = STEPS_MAX
+        self.text = TEXT_MAX
         self.files = 0
         self.ours = ours
         self.before = -1
@@ -38,16 +48,18 @@ def read(base: int, ours: str = "") -> Conf:
     Never raises for what the image holds: what can't be read says nothing, and past a bound reading stops.
     """
     conf = Conf(ours)
-    _parse(base, conf, PATH, _text(base, PATH), 0)
+    _parse(base, conf, PATH, _text(base, conf, PATH), 0)
     return conf
 
 
-def _text(base: int, path: str) -> str:
+def _text(base: int, conf: Conf, path: str) -> str:
     try:
         fd = root.open_file(base, path, stored=True)
-        return root.read_open(fd, TEXT_MAX, path).decode("utf-8", "surrogateescape")
+        text = root.read_open(fd, conf.text, path)
     except OSError:
         return ""
+    conf.text -= len(text)
+    return text.decode("utf-8", "surrogateescape")
 
 
 def _parse(base: int, conf: Conf, path: str, text: str, depth: int) -> None:
@@ -62,45 +74,62 @@ def _parse(base: int, conf: Conf, path: str, text: str, depth: int) -> None:
         elif line.startswith("/") and len(conf.folders) < FOLDERS_MAX and "\0" not in line:
             # `=libc6` behind a folder: up to glibc 2.36.
             folder = line.partition("=")[0].rstrip(" \t/") or "/"
-            if folder not in conf.folders:
+            if folder not in conf.known:
+                conf.known.add(folder)
                 conf.folders.append(folder)
 
 
 def _include(base: int, conf: Conf, path: str, pattern: str, depth: int) -> None:
-    if "\0" in pattern or depth > DEPTH_MAX:
+    conf.steps -= 1
+    if "\0" in pattern or depth > DEPTH_MAX or conf.steps < 0:
         return
     if not pattern.startswith("/"):
         pattern = f"{root.split(path)[0]}/{pattern}"
     ours = conf.before < 0 and matches_path(pattern, conf.ours)
-    for name in expand(base, pattern):
+    for name in expand(base, conf, pattern):
         if ours and conf.before < 0 and name >= conf.ours:
             conf.before = len(conf.folders)
         if name != conf.ours and conf.files < FILES_MAX:
             conf.files += 1
-            _parse(base, conf, name, _text(base, name), depth)
+            _parse(base, conf, name, _text(base, conf, name), depth)
     if ours and conf.before < 0:
         conf.before = len(conf.folders)
 
 
-def expand(base: int, pattern: str) -> list[str]:
-    """The paths in the root that a pattern names, in C order; at most FILES_MAX."""
+def expand(base: int, conf: Conf, pattern: str) -> list[str]:
+    """The paths in the root that a pattern names, in C order; at most FILES_MAX, and what `conf` has steps for."""
     found = [""]
     for part in [part for part in pattern.split("/") if part]:
+        if len(part) > PART_MAX:
+            return []
         if not set("*?[") & set(part):
             found = [f"{folder}/{part}" for folder in found]
             continue
         wider: list[str] = []
         for folder in found:
-            try:
-                names = sorted(root.names(base, folder or "/", NAMES_MAX))
-            except OSError:
-                continue
-            hidden = part.startswith(".")
-            wider += [
-                f"{folder}/{name}" for name in names if (hidden or not name.startswith(".")) and matches(part, name)
-            ]
+            wider += [f"{folder}/{name}" for name in _matching(base, conf, folder, part)]
         found = wider[:FILES_MAX]
-    return [path for path in found if path]
+    return [path for path in found if len(path) < root.PATH_MAX and path]
+
+
+def _matching(base: int, conf: Conf, folder: str, part: str) -> list[str]:
+    """The names in a folder that one part of a pattern matches, sorted."""
+    conf.steps -= 1
+    if conf.steps < 0:
+        return []
+    try:
+        names = sorted(root.names(base, folder or "/", NAMES_MAX))
+    except OSError:
+        return []
+    hidden = part.startswith(".")
+    found = []
+    for name in names:
+        conf.steps -= 1 + len(part) * len(name) // PAIRS
+        if conf.steps < 0:
+            break
+        if (hidden or not name.startswith(".")) and matches(part, name):
+            found.append(name)
+    return found
 
 
 def matches_path(pattern: str, path: str) -> bool:

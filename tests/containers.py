@@ -67,6 +67,7 @@ class Bundle:
     readonly: bool = False
     cgroups_path: str | None = None
     cgroup: str | None = None
+    more_capabilities: tuple[str, ...] = ()
     # A command that takes the runtime's command line as its last arguments.
     wrapper: list[str] = field(default_factory=list)
 
@@ -77,6 +78,7 @@ class Bundle:
     def config(self) -> dict[str, Any]:
         """The OCI configuration."""
         capabilities = ["CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_MKNOD", "CAP_SETUID", "CAP_SETGID"]
+        capabilities += self.more_capabilities
         env = {"PATH": PATH} | self.env
         return {
             "ociVersion": "1.0.2",

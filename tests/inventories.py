@@ -111,7 +111,7 @@ def inventory(gpus: int = 2) -> dict[str, Any]:
 
 def mig_device(card: dict[str, Any], index: int, gi: int, ci: int = 0, uuid: str | None = "known") -> dict[str, Any]:
     """A MIG device of a GPU, with the two nodes and the two access files that it needs."""
-    known = f"MIG-{card['index']:04x}{gi:04x}-2222-3333-4444-55555555555{ci}" if uuid == "known" else uuid
+    known = f"MIG-{card['index']:04x}{ci:02x}{gi:02x}-2222-3333-4444-55555555555{ci}" if uuid == "known" else uuid
     minor = 30 + 100 * card["index"] + 10 * gi
     folder = f"/proc/driver/nvidia/capabilities/gpu{card['minor']}/mig/gi{gi}"
     caps = [
@@ -137,7 +137,10 @@ def with_everything(made: dict[str, Any], divided: tuple[int, ...] = ()) -> dict
         for minor, name in ((1, "config"), (2, "monitor"))
     }
     channels = "/dev/nvidia-caps-imex-channels"
-    made["imex"] = [{"channel": i, "node": node(f"{channels}/channel{i}", 236, i, "imex")} for i in range(3)]
+    made["imex"] = [
+        {"channel": first, "count": count, "node": node(f"{channels}/channel{first}", 236, first, "imex")}
+        for first, count in ((0, 3), (8, 4))
+    ]
     file = {
         "path": "/etc/cufile.json",
         "container_path": "/etc/cufile.json",

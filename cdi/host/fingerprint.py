@@ -47,8 +47,9 @@ CAPABILITIES = "/proc/driver/nvidia/capabilities"
 TEXT_MAX = 4096
 DEVICES_MAX = 65536
 LINKS_MAX = 40
-# gpuN/mig/giN/ciN/access
-MIG_DEPTH = 5
+# gpuN/mig/giN/ciN, which holds nothing but `access`. Each folder that is opened costs a start of a host with many
+# MIG devices, 112 of them with eight GPUs of seven.
+MIG_DEPTH = 3
 
 FOLDER = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
 
@@ -151,7 +152,8 @@ def majors(root_fd: int, path: str) -> list[str]:
 
 
 def mig(root_fd: int, path: str) -> list[list[Any]]:
-    """Paths and inode numbers of all below gpu*/mig in the folder of capabilities."""
+    """Paths and inode numbers of all instances, and what else lies beside them, below gpu*/mig in the folder of
+    capabilities."""
     try:
         named = root.open_path(root_fd, path)
     except OSError:

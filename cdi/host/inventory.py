@@ -16,9 +16,26 @@ from collections.abc import Iterator
 from typing import Any
 
 from cdi import VERSION
-from cdi.host import config, driver, files, fingerprint, gpus, libraries, nodes, nvml, platform, settings, store
+from cdi.host import (
+    config,
+    driver,
+    files,
+    fingerprint,
+    gates,
+    gpus,
+    imex,
+    kmods,
+    libraries,
+    mig,
+    nodes,
+    nvml,
+    overview,
+    platform,
+    settings,
+    store,
+)
 from cdi.host.store import Options
-from ldcache import root
+from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
 # A GPU that could not be powered up is looked at again after this many seconds.
@@ -43,7 +60,11 @@ def look(options: Options, previous: dict[str, Any] | None = None) -> dict[str, 
     """`gather` without asking NVML, which may take long."""
     root_fd = open_host(options.host_root)
     try:
-        return _look(root_fd, options, previous)
+        made = _look(root_fd, options, previous)
+        if kmods.may_load(options.host_root, settings.of(made)) and kmods.load(root_fd, made):
+            # The fingerprint is of the time before; and there are more nodes now.
+            made = _look(root_fd, options, previous)
+        return made
     finally:
         os.close(root_fd)
 
@@ -72,6 +93,9 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
         found, faults = gpus.read(root_fd)
         parts = libraries.read(recorder, loaded, base, host, options.library_search_path)
         node_list, node_warnings = nodes.read(recorder, dev, found)
+        layout = mig.read(recorder, dev, found)
+        channels, channel_warnings = imex.read(recorder, dev)
+        opened, gate_warnings = gates.read(recorder, dev, base, host)
         socket_list, socket_warnings = files.sockets(recorder, base, host)
         result: dict[str, Any] = {
             "schema": store.SCHEMA,
@@ -89,12 +113,17 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
             "firmware": files.firmware(recorder, base, host, parts.folders, loaded.version),
             "sockets": socket_list,
             "nodes": node_list,
+            "mig": layout.devices,
+            "mig_control": layout.control,
+            "imex": channels,
+            "gates": opened,
             "warnings": configured["warnings"] + parts.warnings + node_warnings + socket_warnings,
         }
     finally:
         for one in (base, dev):
             if one is not host:
                 os.close(one.fd)
+    result["warnings"] += layout.warnings + channel_warnings + gate_warnings
     if any(not fault.lasting for fault in faults):
         recorder.until(FAULT_PAUSE)
     result["fingerprint"] = recorder.fingerprint()
@@ -121,12 +150,26 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
         if _module(previous) != mine:
             return
         cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: _told(gpu) for gpu in previous["gpus"]}
+        if _mig_tree(previous) == _mig_tree(result):
+            devices = {_place(entry): (entry["uuid"], entry["index"]) for entry in previous["mig"]}
+            for entry in result["mig"]:
+                entry["uuid"], entry["index"] = devices[_place(entry)]
     except (KeyError, TypeError, IndexError):
         # Somebody edited it; it is of no use then.
         return
     result["driver"]["cuda"] = cuda
     for gpu in result["gpus"]:
         _learn(gpu, known.get(gpu["bus_id"], {}))
+
+
+def _mig_tree(inventory: dict[str, Any]) -> list[Any]:
+    """The MIG layout as the fingerprint has it. A MIG device's UUID is made of its GPU's identity and the numbers of
+    its instances (nvGenerateSmcUuid of the open kernel module), so one layout has one set of UUIDs."""
+    return [item for item in inventory["fingerprint"] if item[0] == "mig"]
+
+
+def _place(device: dict[str, Any]) -> tuple[str, int, int]:
+    return device["gpu"], device["gi"], device["ci"]
 
 
 def _told(gpu: dict[str, Any]) -> dict[str, Any]:
@@ -157,7 +200,9 @@ def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nv
     forced = options.nvml == "always"
     wanted = ("uuid", "arch", "brand") if options.nvml == "facts" else ("uuid",)
     each = options.nvml in ("health", "always")
-    asked = [gpu["bus_id"] for gpu in result["gpus"] if each or any(gpu[name] is None for name in wanted)]
+    unknown = {entry["gpu"] for entry in result["mig"] if entry["uuid"] is None}
+    unknown |= {gpu["bus_id"] for gpu in result["gpus"] if each or any(gpu[name] is None for name in wanted)}
+    asked = [gpu["bus_id"] for gpu in result["gpus"] if gpu["bus_id"] in unknown]
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
     if library is None:
@@ -175,6 +220,8 @@ def add_answer(result: dict[str, Any], answer: nvml.Answer) -> None:
     for gpu in result["gpus"]:
         _learn(gpu, answer.facts.get(gpu["bus_id"], {}))
         _learn(gpu, {"uuid": answer.uuids.get(gpu["bus_id"])})
+    for bus_id, devices in answer.mig.items():
+        result["warnings"] += mig.learn(result["mig"], bus_id, devices)
     result["warnings"] += answer.warnings
     _leave_out(result, answer.faults)
 
@@ -184,8 +231,7 @@ def _leave_out(result: dict[str, Any], faults: dict[str, str]) -> None:
     if not faults:
         return
     result["gpus"] = [gpu for gpu in result["gpus"] if gpu["bus_id"] not in faults]
-    if result.get("mig"):
-        result["mig"] = [device for device in result["mig"] if device["gpu"] not in faults]
+    result["mig"] = [device for device in result["mig"] if device["gpu"] not in faults]
     for bus_id, reason in faults.items():
         result["faults"].append(gpus.Fault(bus_id, reason).to_json())
     result["faults"].sort(key=lambda fault: gpus.address(fault["bus_id"]))
@@ -330,13 +376,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as JSON, fingerprint included")
     parser.add_argument("--refresh", action="store_true", help="look again even if what is kept still holds")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
-    # A hot process holds the lock for the child that renews the inventory for it.
-    parser.add_argument("--lock-held", action="store_true", help=argparse.SUPPRESS)
+    # A hot process, this one, holds the lock for the child that renews the inventory for it.
+    parser.add_argument("--lock-held", type=int, default=0, metavar="PID", help=argparse.SUPPRESS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook inventory`. Raises NvhookError."""
-    made, not_kept = current(options_of(arguments), arguments.refresh, arguments.lock_held)
+    if arguments.lock_held:
+        _serve(arguments.lock_held)
+    made, not_kept = current(options_of(arguments), arguments.refresh, bool(arguments.lock_held))
     if not_kept is not None:
         if arguments.lock_held:
             raise NvhookError(not_kept, "make room in /run; or run as root, or set XDG_RUNTIME_DIR")
@@ -344,8 +392,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(made, indent=2))
     elif not arguments.quiet:
-        print(table(made))
+        print(overview.table(made))
     return 0
+
+
+def _serve(parent: int) -> None:
+    """End with the process that holds the lock for us: without it others renew beside us, and nobody would be there to
+    give us up."""
+    kernel.die_with_parent()
+    if os.getppid() != parent:
+        raise NvhookError(f"process {parent}, for which the inventory is renewed, is gone", store.REMEDY)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -357,52 +413,3 @@ def main(argv: list[str] | None = None) -> int:
     except NvhookError as error:
         print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
         return 1
-
-
-def table(made: dict[str, Any]) -> str:
-    """An inventory for people."""
-    loaded = made["driver"]
-    cuda = f", CUDA {loaded['cuda']}" if loaded["cuda"] else ""
-    flavour = f", {loaded['flavour']} module" if loaded["flavour"] else ""
-    blocks = [f"driver {loaded['version']}{flavour}{cuda}"]
-    blocks.append(_gpu_rows(made))
-    blocks.append(_rows("libraries", made["libraries"], ("capability", "class", "path", "soname", "links")))
-    blocks.append(_rows("programs", made["programs"], ("capability", "path")))
-    blocks.append(_rows("graphics files", made["files"], ("capability", "path", "container_path")))
-    blocks.append(_rows("firmware", made["firmware"], ("path",)))
-    blocks.append(_rows("sockets", made["sockets"], ("capability", "kind", "path")))
-    blocks.append(_node_rows(made["nodes"]))
-    blocks += [f"warning: {text}" for text in made["warnings"]]
-    return "\n".join(block for block in blocks if block)
-
-
-def _gpu_rows(made: dict[str, Any]) -> str:
-    rows = [["index", "minor", "bus id", "UUID", "NUMA", "name"]]
-    for gpu in made["gpus"]:
-        values = (gpu[name] for name in ("index", "minor", "bus_id", "uuid", "numa_node", "name"))
-        rows.append(["-" if value is None else str(value) for value in values])
-    lines = ["GPUs:", *_aligned(rows)] if made["gpus"] else ["GPUs: none"]
-    return "\n".join([*lines, *(f"  left out: {fault['bus_id']}: {fault['reason']}" for fault in made["faults"])])
-
-
-def _node_rows(found: list[dict[str, Any]]) -> str:
-    rows = []
-    for node in found:
-        owner = f"{node['uid']}:{node['gid']}"
-        rows.append([node["role"], node["host_path"], f"{node['major']}:{node['minor']}", f"{node['mode']:04o}", owner])
-    return "\n".join(["nodes:", *_aligned(rows)]) if rows else "nodes: none"
-
-
-def _rows(title: str, items: list[dict[str, Any]], names: tuple[str, ...]) -> str:
-    if not items:
-        return f"{title}: none"
-    rows = []
-    for item in items:
-        values = (item[name] for name in names)
-        rows.append([" ".join(value) if isinstance(value, list) else str(value) for value in values])
-    return "\n".join([f"{title}: {len(items)}", *_aligned(rows)])
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]

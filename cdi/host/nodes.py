@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,20 +45,44 @@ def read(
     recorder: fingerprint.Recorder, dev: fingerprint.Base, found: list[gpus.Gpu]
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The nodes that are there, and warnings about those that are not, or are not what they should be."""
-    nodes, warnings = [], []
-    for wanted in _wanted(recorder.root_fd, found):
-        recorder.node(dev, wanted.path)
-        try:
-            nodes.append(_node(dev, wanted))
-        except FileNotFoundError:
-            if wanted.needed:
-                warnings.append(f"{dev.prefix}{wanted.path} is missing")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else error
-            warnings.append(f"{dev.prefix}{wanted.path} is left out: {reason}")
+    warnings: list[str] = []
+    nodes = look_all(recorder, dev, _wanted(recorder.root_fd, found), warnings)
     # Nodes of DRM come with the module nvidia-drm, which may be loaded later.
     recorder.file(dev, "/dev/dri")
     return nodes, warnings
+
+
+def look_all(
+    recorder: fingerprint.Recorder, dev: fingerprint.Base, wanted: Iterable[Wanted], warnings: list[str]
+) -> list[dict[str, Any]]:
+    """Those of the nodes that are there and are what they should be; for the others, warnings are added."""
+    looked = (look(recorder, dev, one, warnings) for one in wanted)
+    return [node for node in looked if node is not None]
+
+
+def look(
+    recorder: fingerprint.Recorder | None, dev: fingerprint.Base, wanted: Wanted, warnings: list[str]
+) -> dict[str, Any] | None:
+    """One node as an inventory holds it, or None. With a recorder the fingerprint covers it, there or not."""
+    if recorder is not None:
+        recorder.node(dev, wanted.path)
+    try:
+        return _node(dev, wanted)
+    except FileNotFoundError:
+        if wanted.needed:
+            warnings.append(f"{dev.prefix}{wanted.path} is missing")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        warnings.append(f"{dev.prefix}{wanted.path} is left out: {reason}")
+    return None
+
+
+def listing(dev: fingerprint.Base, path: str) -> list[str]:
+    """The names in a folder of the dev root, sorted; none where there is no such folder."""
+    try:
+        return root.listdir(dev.fd, path)
+    except OSError:
+        return []
 
 
 def _wanted(root_fd: int, found: list[gpus.Gpu]) -> list[Wanted]:

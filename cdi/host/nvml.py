@@ -73,11 +73,13 @@ class Answer:
     """UUIDs by bus id, the CUDA version (`13.0`) if NVML told it, and what went wrong.
 
     `faults` are, by bus id, why a GPU can't be used. `facts` are, by bus id, `arch`, the compute capability (`9.0`),
-    and `brand`, in libnvidia-container's words; each only where NVML told it.
+    and `brand`, in libnvidia-container's words; each only where NVML told it. `mig` are, by bus id,
+    `[index, gi, ci, uuid]` of each MIG device.
     """
 
     uuids: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
+    mig: dict[str, list[list[Any]]] = field(default_factory=dict)
     cuda: str | None = None
     faults: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -189,6 +191,8 @@ def _hear(said: dict[str, Any], answer: Answer, back_off: BackOff) -> None:
     facts = {name: str(value) for name, value in said.items() if name in ("arch", "brand")}
     if facts:
         answer.facts[bus_id] = facts
+    if "mig" in said:
+        answer.mig[bus_id] = said["mig"]
     if "cuda" in said:
         answer.cuda = f"{said['cuda'] // 1000}.{said['cuda'] % 1000 // 10}"
         back_off.forgive(ITSELF)
@@ -210,8 +214,8 @@ class Conversation:
         self._ended = False
         self._timeout = timeout
         places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
-        # Three lines for each GPU, the CUDA version, the end.
-        self._lines_left = 3 * len(bus_ids) + 2
+        # Four lines for each GPU, the CUDA version, the end.
+        self._lines_left = 4 * len(bus_ids) + 2
         self._words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places, str(os.getpid()), library, *bus_ids]
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -292,9 +296,12 @@ def parse(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     texts = ("asking", "gpu", "uuid", "arch", "brand", "error", "sick")
-    kinds: dict[str, type] = {**dict.fromkeys(texts, str), "cuda": int, "done": bool}
+    kinds: dict[str, type] = {**dict.fromkeys(texts, str), "mig": list, "cuda": int, "done": bool}
     if not isinstance(said, dict) or not said.keys() <= kinds.keys():
         return None
+    for device in said["mig"] if isinstance(said.get("mig"), list) else ():
+        if not isinstance(device, list) or list(map(type, device)) != [int, int, int, str]:
+            return None
     return said if all(isinstance(value, kinds[name]) for name, value in said.items()) else None
 
 
@@ -365,6 +372,7 @@ def _tell(library: str, bus_ids: list[str]) -> Iterator[dict[str, Any]]:
             uuid = pynvml.nvmlDeviceGetUUID(handle)
             yield {"gpu": bus_id, "uuid": uuid if isinstance(uuid, str) else uuid.decode()}
             yield {"gpu": bus_id, **_facts(handle)}
+            yield {"gpu": bus_id, "mig": list(_mig_devices(handle))}
         except pynvml.NVMLError as error:
             sick = error.value in SICK or (handle is None and error.value not in NOT_SICK)
             yield {"gpu": bus_id, "sick" if sick else "error": str(error)}
@@ -385,3 +393,22 @@ def _facts(handle: Any) -> dict[str, str]:
     except pynvml.NVMLError:
         pass
     return found
+
+
+def _mig_devices(handle: Any) -> Iterator[list[Any]]:
+    """Index, GPU instance, compute instance and UUID of each MIG device; there may be gaps between indexes."""
+    import pynvml
+
+    try:
+        count = pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except pynvml.NVMLError:
+        # Drivers before 450 do not know the question.
+        return
+    for index in range(count):
+        try:
+            device = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+            numbers = [pynvml.nvmlDeviceGetGpuInstanceId(device), pynvml.nvmlDeviceGetComputeInstanceId(device)]
+            uuid = pynvml.nvmlDeviceGetUUID(device)
+        except pynvml.NVMLError:
+            continue
+        yield [index, *numbers, uuid if isinstance(uuid, str) else uuid.decode()]

@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "compat.requirements": "enforce",
     "compat.unknown-capability": "error",
     "disable-require": False,
+    "driver.load-kmods": True,
     "driver.root": "/",
     "features.ignore-imex-channel-requests": False,
     "prestart.no-cgroups": False,

@@ -314,6 +314,7 @@ def write_own(folder: int, name: str, content: bytes) -> None:
     /run is a tmpfs and what is kept there can be made anew: there is nothing to fsync.
     """
     temporary = f".{name}.{posix.getpid()}"
+    _sweep(folder, f".{name}.")
     flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW | posix.O_CLOEXEC
     fd = posix.open(temporary, flags, 0o600, dir_fd=folder)
     try:
@@ -325,6 +326,17 @@ def write_own(folder: int, name: str, content: bytes) -> None:
     except BaseException:
         posix.unlink(temporary, dir_fd=folder)
         raise
+    finally:
+        posix.close(fd)
+
+
+def _sweep(folder: int, beginning: str) -> None:
+    """Remove what a writer that was killed has left; our caller holds the lock, so there is no other one."""
+    fd = root.reopen(folder, posix.O_RDONLY | posix.O_DIRECTORY)
+    try:
+        for name in posix.listdir(fd):
+            if name.startswith(beginning):
+                posix.unlink(name, dir_fd=fd)
     finally:
         posix.close(fd)
 
@@ -382,7 +394,7 @@ def command(options: Options) -> list[str]:
     NVML's."""
     places = "\n".join(folder for folder in sys.path if folder.startswith("/"))
     words = [sys.executable, "-I", "-S", "-B", "-c", CHILD, places]
-    return [*words, "--refresh", "--quiet", "--lock-held", *options.arguments()]
+    return [*words, "--refresh", "--quiet", "--lock-held", str(posix.getpid()), *options.arguments()]
 
 
 def _start_child(options: Options, end: float) -> None:
@@ -436,7 +448,10 @@ def _wait(pid: int, stderr: int, end: float) -> tuple[int, bytes]:
         if time.monotonic() >= end:
             # Killed and given up: it may hang in the driver, where no signal reaches it.
             posix.kill(-pid, 9)
-            raise NvhookError("renewing the inventory took too long: its process is given up", REMEDY)
+            what = f"renewing the inventory took too long: its process {pid} is given up"
+            raise NvhookError(
+                what, f"{REMEDY}, and, while process {pid} lives, what it waits for: cat /proc/{pid}/stack"
+            )
         time.sleep(pause)
         pause = min(2 * pause, 0.01)
 

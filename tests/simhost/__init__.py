@@ -9,8 +9,21 @@
 """
 
 from tests.simhost.h200 import build_h200
-from tests.simhost.host import Fault, Gpu, Host, Library, Nvml, gpus
+from tests.simhost.host import Fault, Gpu, Host, Library, Mig, Nvml, divided, gpus
 from tests.simhost.nvml import Call
 from tests.simhost.simulated import SimulatedHost, build
 
-__all__ = ["Call", "Fault", "Gpu", "Host", "Library", "Nvml", "SimulatedHost", "build", "build_h200", "gpus"]
+__all__ = [
+    "Call",
+    "Fault",
+    "Gpu",
+    "Host",
+    "Library",
+    "Mig",
+    "Nvml",
+    "SimulatedHost",
+    "build",
+    "build_h200",
+    "divided",
+    "gpus",
+]

@@ -3,11 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 Layout = Literal["debian", "lib64", "h200", "alternatives", "flatcar", "bottlerocket", "talos", "nixos", "gke"]
 Socket = Literal["answering", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mig:
+    """A MIG device: the numbers of its GPU instance and compute instance, and the UUID that NVML gives it."""
+
+    gi: int
+    ci: int
+    uuid: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +25,7 @@ class Gpu:
 
     `known`: the driver prints the UUID; before the first use since the module was loaded it prints
     question marks (NVML knows it all the same). `powered`: False gives an empty information file, as where
-    the driver can't power the GPU up.
+    the driver can't power the GPU up. `mig_devices` are in NVML's order; `mig` is NVML's mode, which needs no devices.
     """
 
     bus_id: str
@@ -33,6 +42,7 @@ class Gpu:
     brand: int = 14
     architecture: int = 9
     mig: int = 0
+    mig_devices: tuple[Mig, ...] = ()
 
     @property
     def address(self) -> tuple[int, int, int, int]:
@@ -53,6 +63,12 @@ def gpus(count: int) -> tuple[Gpu, ...]:
         )
         for i in range(count)
     )
+
+
+def divided(gpu: Gpu, *numbers: tuple[int, int]) -> Gpu:
+    """The GPU in MIG mode, with one MIG device for each pair of a GPU instance and a compute instance."""
+    devices = (Mig(gi, ci, f"MIG-{gpu.minor:04x}{gi:02x}{ci:02x}-5555-6666-7777-888888888888") for gi, ci in numbers)
+    return replace(gpu, mig=1, mig_devices=tuple(devices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +104,8 @@ class Host:
     names nodes that are not there all the same ("nvidia-uvm"). `leftover` is the version of another driver
     whose libraries are still on disk. `driver_root` and `dev_root` are names on the host: a driver in a
     container has its files below /run/nvidia/driver. `cache` False: no etc/ld.so.cache, as on a system
-    without ldconfig.
+    without ldconfig. `imex` are the IMEX channels that have a node; `gates` names what is there for an inventory's
+    gates.
     """
 
     version: str = "580.159.04"
@@ -107,6 +124,8 @@ class Host:
     persistenced: Socket | None = None
     fabricmanager: Socket | None = None
     mps: bool = False
+    imex: tuple[int, ...] = ()
+    gates: frozenset[str] = frozenset()
     leftover: str | None = None
     driver_root: str = "/"
     dev_root: str = "/"

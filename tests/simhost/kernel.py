@@ -54,6 +54,15 @@ ExcludedGpus: ""
 CAPABILITY = "DeviceFileMinor: {}\nDeviceFileMode: {}\nDeviceFileModify: 1\n"
 CONFIG, MONITOR, IMEX = (1, 0o400), (2, 0o444), (4323, 0o400)
 
+# What each gate's modules register: a major, its name in /proc/devices, and nodes with their minors. Numbers are chosen
+# here, names are those of the modules.
+GATES: dict[str, tuple[int, str, dict[str, int]]] = {
+    "gds": (505, "nvidia-fs", {f"nvidia-fs{i}": i for i in range(16)}),
+    "mofed": (231, "infiniband_verbs", {"infiniband/uverbs0": 192, "infiniband/uverbs1": 193}),
+    "gdrcopy": (504, "gdrdrv", {"gdrdrv": 0}),
+    "nvswitch": (503, "nvidia-nvswitch", {"nvidia-nvswitchctl": 255, "nvidia-nvswitch0": 0, "nvidia-nvswitch1": 1}),
+}
+
 
 def version_text(version: str, flavour: str = "open") -> str:
     """/proc/driver/nvidia/version of a loaded module."""
@@ -99,6 +108,20 @@ def mig_minors_text() -> str:
     return "".join(f"{name} {minor}\n" for minor, name in enumerate(names, 1))
 
 
+def mig_minors(gpu: int, gi: int, ci: int | None = None) -> int:
+    """The minor of a GPU instance's capability, or of a compute instance's: its line in that table."""
+    return 3 + (gpu * 15 + gi) * 9 + (0 if ci is None else 1 + ci)
+
+
+def mig_access(gpu: Gpu) -> dict[str, int]:
+    """The access files of a GPU's MIG devices, by their names below its mig folder, and their minors."""
+    found = {}
+    for device in gpu.mig_devices:
+        found[f"gi{device.gi}/access"] = mig_minors(gpu.minor, device.gi)
+        found[f"gi{device.gi}/ci{device.ci}/access"] = mig_minors(gpu.minor, device.gi, device.ci)
+    return found
+
+
 def devices_text(host: Host) -> str:
     """/proc/devices, as far as a reader of the driver's majors needs the rest."""
     rows = [(1, "mem"), (5, "/dev/tty"), (10, "misc"), (136, "pts")]
@@ -113,6 +136,7 @@ def devices_text(host: Host) -> str:
         rows.append((host.uvm_major, "nvidia-uvm"))
     if "nvidia_drm" in host.modules:
         rows.append((226, "drm"))
+    rows += [(GATES[name][0], GATES[name][1]) for name in host.gates]
     rows.sort(key=lambda row: row[0])
     characters = "".join(f"{major:3} {name}\n" for major, name in rows)
     return f"Character devices:\n{characters}\nBlock devices:\n  7 loop\n259 blkext\n"
@@ -143,7 +167,10 @@ def proc(tree: Tree, host: Host) -> None:
     }.items():
         tree.write(f"{top}/capabilities/{name}", CAPABILITY.format(minor, mode), 0o444)
     for gpu in host.gpus:
-        tree.folder(f"{top}/capabilities/gpu{gpu.minor}/mig")
+        folder = f"{top}/capabilities/gpu{gpu.minor}/mig"
+        tree.folder(folder)
+        for name, minor in mig_access(gpu).items():
+            tree.write(f"{folder}/{name}", CAPABILITY.format(minor, 0o444), 0o444)
     tree.write("/proc/driver/nvidia-caps/mig-minors", mig_minors_text(), 0o444)
     tree.write("/proc/driver/nvidia-caps/sys-minors", f"fabric-imex-mgmt {IMEX[0]}\n", 0o444)
     tree.write("/proc/driver/nvidia-caps/nvlink-minors", "fabric-mgmt 0\n", 0o444)
@@ -200,11 +227,27 @@ def dev(tree: Tree, host: Host) -> None:
     for name, major, minor in nodes:
         if name not in host.missing:
             tree.node(f"/dev/{name}", major, minor, mode, *owner)
-    for minor, cap_mode in (CONFIG, MONITOR):
+    capabilities = [CONFIG, MONITOR, *((minor, 0o444) for gpu in host.gpus for minor in mig_access(gpu).values())]
+    for minor, cap_mode in capabilities:
         if f"nvidia-cap{minor}" not in host.missing:
             tree.node(f"/dev/nvidia-caps/nvidia-cap{minor}", host.caps_major, minor, cap_mode)
+    for channel in host.imex:
+        tree.node(f"/dev/nvidia-caps-imex-channels/channel{channel}", host.caps_major - 1, channel, 0o666)
+    _gates(tree, host)
     if "nvidia_drm" in host.modules:
         _dri(tree, host)
+
+
+def _gates(tree: Tree, host: Host) -> None:
+    for gate in host.gates:
+        major, _, nodes = GATES[gate]
+        for name, minor in nodes.items():
+            tree.node(f"/dev/{name}", major, minor, 0o666)
+    if "mofed" in host.gates:
+        tree.node("/dev/infiniband/rdma_cm", 10, 58, 0o666)
+    if "gds" in host.gates:
+        tree.folder("/run/udev")
+        tree.write("/etc/cufile.json", "{}\n")
 
 
 def _dri(tree: Tree, host: Host) -> None:

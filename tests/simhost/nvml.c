@@ -26,6 +26,7 @@
 
 #define GPUS 64
 #define FAULTS 64
+#define MIGS 256
 
 enum {
 	SUCCESS = 0,
@@ -54,9 +55,16 @@ struct fault {
 	char action[16]; /* return, hang, crash */
 };
 
+/* A handle of NVML's is one of either kind, told apart by where it points. */
+struct mig {
+	unsigned gpu, gi, ci; /* `gpu`: NVML's index of its parent */
+	char uuid[80];
+};
+
 static struct gpu gpus[GPUS];
+static struct mig migs[MIGS];
 static struct fault faults[FAULTS];
-static unsigned gpu_count, fault_count, sessions;
+static unsigned gpu_count, mig_count, fault_count, sessions;
 static char driver_version[80] = DRIVER_VERSION, nvml_version[80] = NVML_VERSION, calls_path[PATH_MAX];
 static int cuda_version = CUDA_VERSION, configured;
 
@@ -78,11 +86,12 @@ static void load_configuration(FILE *file)
 	char line[512];
 	int record;
 
-	gpu_count = fault_count = 0;
+	gpu_count = mig_count = fault_count = 0;
 	calls_path[0] = '\0';
 	while (fgets(line, sizeof(line), file)) {
 		struct gpu *gpu = &gpus[gpu_count];
 		struct fault *fault = &faults[fault_count];
+		struct mig *mig = &migs[mig_count];
 
 		if (sscanf(line, "driver %79s", driver_version) == 1 || sscanf(line, "nvml %79s", nvml_version) == 1 ||
 		    sscanf(line, "cuda %d", &cuda_version) == 1)
@@ -96,6 +105,9 @@ static void load_configuration(FILE *file)
 				  &gpu->brand, &gpu->architecture, &gpu->compute_major, &gpu->compute_minor, &gpu->mig,
 				  &gpu->numa_node, gpu->name) == 15) {
 			gpu_count++;
+		} else if (mig_count < MIGS &&
+			   sscanf(line, "mig %u %u %u %79s", &mig->gpu, &mig->gi, &mig->ci, mig->uuid) == 4) {
+			mig_count++;
 		} else if (fault_count < FAULTS && sscanf(line, "fault %63s %d %u %d %15s", fault->call, &fault->gpu,
 							  &fault->delay_ms, &fault->result, fault->action) == 5) {
 			fault_count++;
@@ -155,7 +167,7 @@ static int ask_kernel(void)
 	FILE *file = fopen("/proc/driver/nvidia/version", "re");
 	DIR *folder;
 
-	gpu_count = fault_count = 0;
+	gpu_count = mig_count = fault_count = 0;
 	if (!file)
 		return DRIVER_NOT_LOADED;
 	if (fgets(line, sizeof(line), file) && (release = strstr(line, "  ")))
@@ -387,8 +399,21 @@ int nvmlDeviceGetIndex(struct gpu *gpu, unsigned *index)
 	return SUCCESS;
 }
 
+static struct mig *mig_of(void *handle)
+{
+	struct mig *mig = handle;
+
+	return mig >= migs && mig < migs + mig_count ? mig : NULL;
+}
+
 int nvmlDeviceGetUUID(struct gpu *gpu, char *uuid, unsigned length)
 {
+	struct mig *mig = mig_of(gpu);
+
+	if (mig) {
+		ENTER((int)mig->gpu);
+		return copy(uuid, length, mig->uuid);
+	}
 	ENTER_GPU(gpu);
 	return copy(uuid, length, gpu->uuid);
 }
@@ -456,6 +481,37 @@ int nvmlDeviceGetMaxMigDeviceCount(struct gpu *gpu, unsigned *count)
 {
 	ENTER_GPU(gpu);
 	*count = gpu->mig > 0 ? 7 : 0;
+	return SUCCESS;
+}
+
+/* The indexes of a GPU's MIG devices may have gaps in NVML; here they have none. */
+int nvmlDeviceGetMigDeviceHandleByIndex(struct gpu *gpu, unsigned index, struct mig **handle)
+{
+	ENTER_GPU(gpu);
+	for (unsigned i = 0; i < mig_count; i++) {
+		if (migs[i].gpu != (unsigned)INDEX(gpu) || index-- > 0)
+			continue;
+		*handle = &migs[i];
+		return SUCCESS;
+	}
+	return NOT_FOUND;
+}
+
+int nvmlDeviceGetGpuInstanceId(struct mig *mig, unsigned *id)
+{
+	ENTER(mig_of(mig) ? (int)mig->gpu : -1);
+	if (!mig_of(mig))
+		return INVALID_ARGUMENT;
+	*id = mig->gi;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetComputeInstanceId(struct mig *mig, unsigned *id)
+{
+	ENTER(mig_of(mig) ? (int)mig->gpu : -1);
+	if (!mig_of(mig))
+		return INVALID_ARGUMENT;
+	*id = mig->ci;
 	return SUCCESS;
 }
 

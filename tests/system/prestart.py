@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +68,45 @@ def tree_of(folder: Path) -> dict[str, str]:
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
             found[name] = "folder"
+    return found
+
+
+class HostMounts:
+    """This namespace's mounts, to be looked at again. Engines that run on the machine mount and unmount as well, below
+    their own folders or for a while, and so do tests of another run; what one of our starts left would be elsewhere,
+    and stay. `ours` is a path below this run's temporary folder."""
+
+    PATIENCE = 10.0
+    OTHERS = ("/pytest-of-", "/docker/", "/containers/", "/containerd/", "/netns/", "/io.containerd.", "/overlay2/")
+
+    def __init__(self, ours: Path) -> None:
+        run = re.match(r"/.*/pytest-of-[^/]+/pytest-\d+/", str(ours))
+        self.ours = run[0] if run else str(ours)
+        self.before = self._now()
+
+    def changed(self) -> list[str]:
+        """Mounts that came, and `-` with those that went, if they stay so."""
+        end = time.monotonic() + self.PATIENCE
+        while True:
+            now = self._now()
+            found = [*sorted(now - self.before), *(f"- {mount}" for mount in sorted(self.before - now))]
+            if not found or time.monotonic() >= end:
+                return found
+            time.sleep(0.1)
+
+    def _now(self) -> set[str]:
+        """Without the ids, which tell nothing."""
+        lines = [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        return {line for line in lines if self.ours in line or not any(place in line for place in self.OTHERS)}
+
+
+def naming(folder: Path) -> list[int]:
+    """Processes whose command line names a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if str(folder).encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
     return found

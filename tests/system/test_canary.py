@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -18,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.containers import Bundle, hook
+from tests.containers import Hook, hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
-from tests.system.prestart import MULTIARCH, nvhook, proc_hook, tree_of, visible
+from tests.system.prestart import MULTIARCH, HostMounts, naming, nvhook, proc_hook, tree_of, visible
 
 pytestmark = needs_program("runc")
 
@@ -112,11 +111,6 @@ OBSTACLES = (
 )
 
 
-def host_mounts() -> list[str]:
-    """This namespace's mounts, without their ids."""
-    return [line.split(" ", 2)[2] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
-
-
 @pytest.fixture
 def canary(tmp_path: Path) -> Path:
     """A folder outside of every root, with what a hook might want to write over."""
@@ -128,18 +122,95 @@ def canary(tmp_path: Path) -> Path:
     return place
 
 
-@pytest.mark.parametrize("obstacle", OBSTACLES, ids=lambda obstacle: obstacle.__name__)
+Prestart = Callable[[], list[Hook]]
+
+
+@pytest.fixture(scope="session")
+def noopenat2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A program that runs another one, for which openat2 does not exist."""
+    program = tmp_path_factory.mktemp("noopenat2") / "noopenat2"
+    source = TREE / "tests/system/noopenat2.c"
+    subprocess.run(["cc", "-Wall", "-Wextra", "-Werror", str(source), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.fixture
+def prestart(request: pytest.FixtureRequest, prefix: Path, host: SimulatedHost, noopenat2: Path) -> Prestart:
+    """Prestart hooks that look paths up in one of the two ways."""
+    hooks = nvhook(prefix, host)
+    if request.param == "walk":
+        hooks = [hooks[0], hook(noopenat2, *hooks[1]["args"])]
+    return lambda: hooks
+
+
+LOOKS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from ldcache import kernel, root
+top = root.open_root("/")
+try:
+    kernel.openat2(top, "etc", root.PATH)
+    print("openat2")
+except OSError as error:
+    print(error.strerror)
+print(root.real_path(top, "/etc/../etc/passwd"))
+"""
+
+
+def test_there_are_two_ways(noopenat2: Path) -> None:
+    """The program below really has no openat2, and finds its files all the same."""
+    command = [sys.executable, "-c", LOOKS, str(TREE)]
+    for words, said in ((command, "openat2"), ([str(noopenat2), *command], "openat2: Function not implemented")):
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == [said, "/etc/passwd"]
+
+
+def test_both_ways_make_the_same(
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, noopenat2: Path, tmp_path: Path
+) -> None:
+    """In an image that is full of links, as files and links in its layer afterwards tell."""
+    made = []
+    for before in ([], [str(noopenat2)]):
+        first, last = nvhook(prefix, host)
+        words = [*before, *last["args"]]
+        bundle = make_bundle("resolve libcuda.so.1", env=visible("all", "all"), prestart=[first, hook(*words)])
+        for place in ("usr/bin", "etc"):
+            path = bundle.root / place
+            path.rename(path.with_name(f"{path.name}.aside"))
+            path.symlink_to(f"/../..//{os.path.dirname(place)}/./{path.name}.aside/")
+        done = bundle.run()
+        assert done.stdout == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n", done.stderr
+        made.append({name: text for name, text in tree_of(bundle.root).items() if "ld.so.cache" not in name})
+    assert made[0] == made[1] and "usr/bin.aside/nvidia-smi" in made[0]
+
+
+BOTH_IN_EACH_RUN = (absolute, through_proc, loop)
+
+
+@pytest.mark.parametrize(
+    ("prestart", "obstacle"),
+    [
+        pytest.param(
+            way,
+            obstacle,
+            marks=[pytest.mark.long] if way == "walk" and obstacle not in BOTH_IN_EACH_RUN else [],
+            id=f"{way}-{obstacle.__name__}",
+        )
+        for way in ("openat2", "walk")
+        for obstacle in OBSTACLES
+    ],
+    indirect=["prestart"],
+)
 def test_nothing_outside_of_the_root_changes(
-    prefix: Path,
-    host: SimulatedHost,
+    prestart: Prestart,
     make_bundle: MakeBundle,
     canary: Path,
     obstacle: Callable[[Path, Path], None],
 ) -> None:
     """The root is half an image in some of these, so the start may fail; then by our word, not by a traceback."""
-    before, mounts = tree_of(canary), host_mounts()
+    before, mounts = tree_of(canary), HostMounts(canary)
     for place in PLACES:
-        bundle = make_bundle("true", env=visible("all", "all"), prestart=nvhook(prefix, host))
+        bundle = make_bundle("true", env=visible("all", "all"), prestart=prestart())
         path = bundle.root / place
         if path.is_symlink() or path.is_file():
             path.unlink()
@@ -149,7 +220,62 @@ def test_nothing_outside_of_the_root_changes(
         obstacle(path, canary)
         done = bundle.run(timeout=30)
         assert tree_of(canary) == before, (place, done.stderr)
-        assert host_mounts() == mounts, place
+        assert mounts.changed() == [], place
+        assert "Traceback" not in done.stderr, (place, done.stderr)
+        shutil.rmtree(bundle.root)
+
+
+@pytest.mark.parametrize("prestart", ["openat2", "walk"], indirect=True)
+@pytest.mark.parametrize("lead", [absolute, upwards])
+def test_nothing_of_the_hosts_is_read(
+    prestart: Prestart, make_bundle: MakeBundle, canary: Path, lead: Callable[[Path, Path], None]
+) -> None:
+    """A cache and a configuration outside: not a name of theirs shows in what the container gets."""
+    (canary / "ld.so.cache").write_bytes(Path("/etc/ld.so.cache").read_bytes().replace(b"/libc.so.6", b"/libSECRET"))
+    (canary / "ld.so.conf").write_text("/SECRET/lib\n")
+    bundle = make_bundle("true", env=visible("all", "all"), prestart=prestart())
+    for name in ("ld.so.cache", "ld.so.conf"):
+        (bundle.root / "etc" / name).unlink(missing_ok=True)
+        lead(bundle.root / "etc" / name, canary / name)
+    done = bundle.run()
+    assert done.returncode == 0, done.stderr
+    made = bundle.root / "etc/ld.so.cache"
+    assert not made.is_symlink() and b"libcuda.so.1" in made.read_bytes()
+    assert [path for path in bundle.root.glob("etc/**/*") if path.is_file() and b"SECRET" in path.read_bytes()] == []
+
+
+# What a createContainer hook writes to or goes through: it runs with the host's / as its root directory.
+FINISHED = (*PLACES[:3], "usr/lib/x86_64-linux-gnu/libcuda.so.1", "etc", "etc/ld.so.cache", "opt", "opt/own/lib")
+
+
+@pytest.mark.parametrize("obstacle", OBSTACLES, ids=lambda obstacle: obstacle.__name__)
+def test_a_create_container_hook_changes_nothing_outside(
+    prefix: Path,
+    host: SimulatedHost,
+    make_bundle: MakeBundle,
+    canary: Path,
+    noopenat2: Path,
+    obstacle: Callable[[Path, Path], None],
+) -> None:
+    before, mounts = tree_of(canary), HostMounts(canary)
+    library = host.library("libcuda.so.1")
+    words = [str(prefix / "bin/nvhook-create-container"), "--driver", "580.159.04"]
+    for folder in (MULTIARCH, "/opt/own/lib"):
+        words += ["--link", f"{library.name}::{folder}/libcuda.so.1", "--folder", folder]
+    for number, place in enumerate(FINISHED):
+        # By turns in both ways: the look-ups are those of prestart, which meets each obstacle in each.
+        hooks = [hook(*words), hook(noopenat2, *words)]
+        bundle = make_bundle("true", create_container=[hooks[number % 2]])
+        path = bundle.root / place
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            path.rename(path.with_name(f"{path.name}.aside"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        obstacle(path, canary)
+        done = bundle.run(timeout=30)
+        assert tree_of(canary) == before, (place, done.stderr)
+        assert mounts.changed() == [], place
         assert "Traceback" not in done.stderr, (place, done.stderr)
         shutil.rmtree(bundle.root)
 
@@ -165,22 +291,31 @@ while libc.renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE) == 0:
 
 
 @pytest.mark.parametrize("place", ["usr/lib/x86_64-linux-gnu", "etc", "usr/bin"])
-@pytest.mark.parametrize("runs", [10, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("prestart", "runs"),
+    [
+        ("openat2", 10),
+        ("walk", 10),
+        pytest.param("openat2", 1000, marks=pytest.mark.long),
+        pytest.param("walk", 200, marks=pytest.mark.long),
+    ],
+    indirect=["prestart"],
+)
 def test_a_folder_that_becomes_a_link_meanwhile(
-    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, canary: Path, place: str, runs: int
+    prestart: Prestart, make_bundle: MakeBundle, canary: Path, place: str, runs: int
 ) -> None:
-    bundle = make_bundle("true", env=visible("all"), prestart=nvhook(prefix, host))
+    bundle = make_bundle("true", env=visible("all"), prestart=prestart())
     path = bundle.root / place
     link = path.with_name("to-be-swapped")
     link.symlink_to(canary)
-    before, mounts = tree_of(canary), host_mounts()
+    before, mounts = tree_of(canary), HostMounts(canary)
     command = [sys.executable, "-c", SWAP, str(path), str(link)]
     swapper = subprocess.Popen(command)
     try:
         for _ in range(runs):
             bundle.run(timeout=30)
             assert tree_of(canary) == before
-            assert host_mounts() == mounts
+            assert mounts.changed() == []
         assert swapper.poll() is None, "the race ended before the runs did"
     finally:
         swapper.kill()
@@ -190,14 +325,14 @@ def test_a_folder_that_becomes_a_link_meanwhile(
 def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
     """SIGKILL, as by a runtime's timeout: no mount is left, no process, and the next start works."""
     bundle = make_bundle("resolve libcuda.so.1", env=visible("all"), prestart=[])
-    mounts = host_mounts()
+    mounts = HostMounts(prefix)
     place = 0
     while True:
         arguments = ("-I", "-S", str(KILL_HOOK), str(prefix / "lib/nvhook"), str(host.root), str(place))
         bundle.prestart = [proc_hook(), hook(sys.executable, *arguments)]
         done = bundle.run()
-        assert host_mounts() == mounts, place
-        assert running(bundle) == [], place
+        assert mounts.changed() == [], place
+        assert naming(bundle.folder) == [], place
         if done.returncode == 0:
             break
         assert "signal: killed" in done.stderr, done.stderr
@@ -206,18 +341,6 @@ def test_killed_at_any_step(prefix: Path, host: SimulatedHost, make_bundle: Make
     bundle.prestart = nvhook(prefix, host)
     assert bundle.run().stdout == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"
     assert [path.name for path in bundle.root.rglob(".*nvhook-*")] == []
-
-
-def running(bundle: Bundle) -> list[int]:
-    """Processes whose command line names the bundle."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(bundle.folder).encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.mark.parametrize("stage", ["prestart", "create_container"])
@@ -237,6 +360,12 @@ def test_code_in_the_image_does_not_run(
     (bundle.root / "encodings/__init__.py").write_text(text)
     for name in ("libc.so.6", "planted.so", "gconv-modules.so"):
         shutil.copy(planted, bundle.root / name)
+    # Nor do its programs, among them what NVIDIA's hook runs.
+    for name in ("sbin/ldconfig", "sbin/ldconfig.real", "usr/bin/nvidia-smi", "usr/bin/env", "bin/modprobe"):
+        path = bundle.root / name
+        path.unlink(missing_ok=True)
+        path.write_text(f"#!/bin/sh\necho > {marker}\n")
+        path.chmod(0o755)
     root = str(bundle.root)
     env = [f"LD_PRELOAD={root}/planted.so", f"LD_AUDIT={root}/planted.so", f"LD_LIBRARY_PATH={root}", f"PATH={root}"]
     env += [f"{name}={root}" for name in ("PYTHONPATH", "PYTHONHOME", "GCONV_PATH", "LOCPATH", "PYTHONUSERBASE")]
@@ -245,7 +374,8 @@ def test_code_in_the_image_does_not_run(
         bundle.prestart = nvhook(prefix, host)
         bundle.prestart[-1]["env"] = env
     else:
-        link = hook(prefix / "bin/nvhook-create-container", "--link", f"x::{MULTIARCH}/libx.so")
+        words = ["--link", f"x::{MULTIARCH}/libx.so", "--folder", MULTIARCH, "--driver", "580.159.04"]
+        link = hook(prefix / "bin/nvhook-create-container", *words)
         bundle.create_container = [{**link, "env": env}]
     # The planted library would run in an ordinary program: the test can fail.
     subprocess.run(["/bin/true"], env={"LD_PRELOAD": str(planted)}, check=True)
@@ -254,25 +384,3 @@ def test_code_in_the_image_does_not_run(
     done = bundle.run()
     assert done.returncode == 0, done.stderr
     assert not marker.exists()
-
-
-def test_many_starts_at_once(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
-    """A cold inventory, and eight starts in flight: all are right, and none leaves anything."""
-    shutil.rmtree(host.root / "run/nvhook", ignore_errors=True)
-    script = "resolve libcuda.so.1"
-    bundles = [make_bundle(script, env=visible("all"), prestart=nvhook(prefix, host)) for _ in range(8)]
-    mounts = host_mounts()
-    started = []
-    for bundle in bundles:
-        bundle.write()
-        command = [*bundle.command(), "run", "--bundle", str(bundle.folder), bundle.name]
-        started.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True))
-    try:
-        said = [process.communicate(timeout=60)[0] for process in started]
-    finally:
-        for process, bundle in zip(started, bundles, strict=True):
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-            bundle.delete()
-    assert said == [f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"] * 8
-    assert host_mounts() == mounts

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.containers import CGROUP, DEVICE_RULES, Bundle, Hook, cgroup_versions, hook, on_cgroup
-from tests.needs import needs_program
+from tests.needs import needs_path, needs_program
 from tests.system import runtimes
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -25,6 +25,8 @@ pytestmark = [
         DRIVER.exists(), reason="a loaded driver answers for its nodes itself; test_prestart runs there"
     ),
 ]
+
+JIT_HARDEN = Path("/proc/sys/net/core/bpf_jit_harden")
 
 TREE = Path(__file__).resolve().parents[2]
 HOOK = Path(__file__).with_name("ruleshook.py")
@@ -372,6 +374,47 @@ def test_no_program_means_nothing_to_do(run: Run) -> None:
     assert ran.seen["after"] == []
     assert ran.seen["change"].endswith(": nothing to do")
     assert ran.ours() == {"ENXIO"}
+
+
+@pytest.fixture
+def hardened() -> Iterator[None]:
+    """The kernel shows programs' code to nobody, and blinds what its compiler makes of them."""
+    before = JIT_HARDEN.read_text()
+    try:
+        JIT_HARDEN.write_text("2")
+    except OSError as error:
+        pytest.skip(f"cannot write {JIT_HARDEN}: {error.strerror}")
+    yield
+    JIT_HARDEN.write_text(before)
+
+
+DETACHED = "bpf.detach(cgroupfs.open_folder(folder()), programs(folder())[0].fd)"
+ALLOW_ALL = f"attach(folder(), list(devicefilter.open_filters())[0], ''); {DETACHED}"
+
+
+@needs_path(str(JIT_HARDEN))
+@pytest.mark.usefixtures("hardened")
+@pytest.mark.parametrize(
+    ("statements", "opens", "done"),
+    [
+        ("", "ENXIO", "c 195:0 rw"),
+        (refused(BESIDE), "EPERM", "may forbid"),
+        (DETACHED, "ENXIO", "nothing to do"),
+        (ALLOW_ALL, "ENXIO", "nothing to do"),
+    ],
+    ids=["the runtime's", "a foreign one", "none", "allow all"],
+)
+def test_hardened(run: Run, statements: str, opens: str, done: str) -> None:
+    """Nothing is read back from the kernel, so each of these goes as it does without, default nodes included."""
+    before = run("", [NOTHING], "v2")
+    ran = run(statements if statements.startswith("\n") else f"{statements}\nallow({NODES})", [NOTHING], "v2")
+    assert JIT_HARDEN.read_text() == "2\n"
+    assert ran.ours() == {opens}, ran.seen
+    assert done in ran.seen.get("change", "") + ran.seen.get("error", "")
+    if done != "nothing to do":
+        assert ran.others() == before.others()
+    for usual in ("/dev/null r", "/dev/null rw", "/dev/zero r", "/dev/urandom r", "/dev/ptmx rw", "pty echo"):
+        assert before.way(usual) == ran.way(usual) == "ok"
 
 
 def test_the_filter_changes_while_we_look(run: Run) -> None:

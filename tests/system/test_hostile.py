@@ -182,6 +182,19 @@ def test_a_path_variable_that_costs(prefix: Path, host: SimulatedHost, make_bund
     assert not any(name.startswith("usr/a") for name in made)
 
 
+def test_a_name_that_would_write_lines_of_ours(
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path
+) -> None:
+    """Warnings name the image's files; a newline or an escape sequence in a name stays within its line."""
+    hooks = reported(nvhook(prefix, host), tmp_path / "report")
+    bundle = make_bundle("resolve libcuda.so.1", env=visible("0"), prestart=hooks)
+    (bundle.root / MULTIARCH.lstrip("/") / "libcuda.so.9\nnvhook: error: forged\n  remedy: \x1b[2Jnone").write_text("x")
+    assert output(bundle) == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"
+    lines = (tmp_path / "report").read_text().splitlines()
+    assert all(line.startswith("nvhook: warning: ") and line.isprintable() for line in lines)
+    assert any(r"/libcuda.so.9\nnvhook: error: forged\n  remedy: \x1b[2Jnone of the image" in line for line in lines)
+
+
 # create-container
 
 

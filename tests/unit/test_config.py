@@ -170,7 +170,7 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     ("nvidia-container-cli.environment", '["A=1"]', {}),
     ("nvidia-container-cli.ldcache", '"/etc/ld.so.cache"', {}),
     ("nvidia-container-cli.ldconfig", '"@/sbin/ldconfig.real"', {}),
-    ("nvidia-container-cli.load-kmods", "true", {}),
+    ("nvidia-container-cli.load-kmods", "false", {"driver.load-kmods": False}),
     ("nvidia-container-cli.no-cgroups", "true", {"prestart.no-cgroups": True}),
     ("nvidia-container-cli.no-pivot", "true", {}),
     ("nvidia-container-cli.path", '"/usr/bin/nvidia-container-cli"', {}),

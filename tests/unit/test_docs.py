@@ -63,3 +63,17 @@ def test_sections_that_errors_point_at_exist() -> None:
         for section in re.findall(r"see docs/errors: ([\w ]+)", path.read_text())
     }
     assert named <= headings
+
+
+def test_tests_that_the_security_page_names_exist() -> None:
+    """Each escape is followed by the tests that fail without its defence; a renamed one would be no evidence."""
+    text = (DOCS / "security.md").read_text()
+    named = re.findall(r"`(test_\w+\.py)(?:::(\w+))?`", text)
+    assert len(named) > 30
+    there = {path.name: path.read_text() for path in (TREE / "tests").rglob("test_*.py")}
+    missing = [
+        (file, function) for file, function in named if function and f"\ndef {function}(" not in there.get(file, "")
+    ]
+    assert missing == [] and {file for file, _ in named} <= there.keys()
+    rows = [line for line in text.splitlines() if line.startswith("| CVE-")]
+    assert len(rows) >= 7 and all("::test_" in row.rpartition("| `")[2] for row in rows)

@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 from cdi.host import fingerprint, inventory
 from cdi.host.store import Options
 from ldcache import root
+from tests.conftest import TREE
 from tests.needs import needs_root
 from tests.simhost import Gpu, Host, SimulatedHost, build, gpus
 from tests.simhost.tree import ldconfig
@@ -118,6 +122,14 @@ def write_in_place_unnoticed(host: SimulatedHost) -> None:
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
+def add_unnoticed(host: SimulatedHost) -> None:
+    """A new library in a folder whose time is constant."""
+    folder = host.path(LIBRARIES)
+    status = folder.stat()
+    create(f"{LIBRARIES}/libnvidia-more.so.580.159.04")(host)
+    os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 def turn_library_into_link(host: SimulatedHost) -> None:
     path = host.path(CUDA)
     os.rename(path, host.path("/usr/lib/moved"))
@@ -151,6 +163,7 @@ CHANGES: list[tuple[Callable[[SimulatedHost], None], str]] = [
     (rewrite(CUDA, "another library"), CUDA),
     (replace_unnoticed, LIBRARIES),
     (write_in_place_unnoticed, CUDA),
+    (add_unnoticed, LIBRARIES),
     (turn_link_of_lib, "/lib"),
     (remove("/usr/bin/nvidia-smi"), "/usr/bin/nvidia-smi"),
     (create("/usr/bin/nvidia-imex"), "/usr/bin/nvidia-imex"),
@@ -381,3 +394,38 @@ def test_a_cached_name_that_is_led_here_later(tmp_path: Path) -> None:
     (place / "libnvidia-ml.so.1").symlink_to(library.name)
     assert judged.changed() == "/opt/driver/lib/libnvidia-ml.so.1"
     os.close(judged.fd)
+
+
+JUDGE = """
+import json, sys
+from cdi.host import fingerprint
+from ldcache import root
+print(fingerprint.changed(root.open_root(sys.argv[1]), json.load(open(sys.argv[2]))))
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("root_path", ["/run/nvidia/driver", "/"])
+def test_a_driver_root_that_something_is_mounted_over(tmp_path: Path, root_path: str) -> None:
+    """The same driver in another copy, with all its sizes and times, as where an operator's container comes anew; and
+    nothing at all. Mounts are made in a namespace of their own."""
+    host = build(tmp_path / "host", Host(driver_root=root_path, dev_root=root_path, graphics=False))
+    judged = Judged(host, driver_root=root_path)
+    os.close(judged.fd)
+    kept, copy = tmp_path / "fingerprint", tmp_path / "copy"
+    kept.write_text(json.dumps(judged.fingerprint))
+    # The host's own root can't be mounted over, since it is held open; its libraries can.
+    covered = root_path if root_path != "/" else LIBRARIES
+    place = host.path(covered)
+    subprocess.run(["cp", "-a", place, copy], check=True)
+
+    def changed(mount: str) -> str:
+        script = f'{mount} && exec "$@"'
+        judge = [sys.executable, "-c", JUDGE, str(host.root), str(kept)]
+        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *judge]
+        environment = os.environ | {"PYTHONPATH": str(TREE)}
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+
+    assert changed("true") == "None"
+    assert changed(f"mount --bind {copy} {place}").startswith(covered)
+    assert changed(f"mount -t tmpfs none {place}").startswith(covered)

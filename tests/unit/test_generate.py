@@ -17,6 +17,7 @@ from cdi import cli, generate, reader, spec
 from cdi.host import inventory
 from cdi.host.store import Options
 from ldcache.errors import NvhookError
+from tests import inventories
 from tests.needs import needs_root
 from tests.simhost import Gpu, Host, SimulatedHost, build, build_h200, gpus
 
@@ -392,3 +393,54 @@ def test_the_command_refuses_and_leaves_the_folder_alone(
     assert cli.main([*words, "--output", str(tmp_path / "nvidia.yaml")]) == 1
     assert str(path) in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["nvidia-ctk.yaml"]
+
+
+# --- MIG devices
+
+
+@pytest.fixture
+def divided_host() -> dict[str, Any]:
+    """GPU 0 whole, GPU 1 with three MIG devices."""
+    made = inventories.with_everything(inventories.inventory(2), (1,))
+    made["mig"][2]["uuid"] = None
+    return made
+
+
+def test_a_divided_gpu_is_offered_by_its_mig_devices(divided_host: dict[str, Any]) -> None:
+    made = generate.make(divided_host, HOOK)
+    nodes = {
+        device["name"]: [one["path"] for one in device["containerEdits"]["deviceNodes"]] for device in made["devices"]
+    }
+    first, second = divided_host["mig"][:2]
+    assert list(nodes) == [
+        "0",
+        "1:0",
+        "1:1",
+        "1:2",
+        divided_host["gpus"][0]["uuid"],
+        first["uuid"],
+        second["uuid"],
+        "all",
+    ]
+    caps = ["/dev/nvidia-caps/nvidia-cap160", "/dev/nvidia-caps/nvidia-cap161"]
+    assert nodes["1:0"] == nodes[first["uuid"]] == ["/dev/nvidia1", *caps]
+    assert set(nodes["all"]) == {path for name, paths in nodes.items() if name != "all" for path in paths}
+    assert len(nodes["all"]) == len(set(nodes["all"]))
+    assert generate.left_out(divided_host) == [
+        "MIG device 1:2 (gi 7, ci 0) has no name by UUID: nothing tells its UUID",
+    ]
+    assert spec.problems(made) == []
+
+
+def test_a_mig_device_without_its_nodes_is_left_out(divided_host: dict[str, Any]) -> None:
+    """And never offered with a part of them."""
+    divided_host["mig"][1]["nodes"] = []
+    names = spec.device_names(generate.make(divided_host, HOOK))
+    assert "1:0" in names and "1:1" not in names
+    assert generate.left_out(divided_host)[0] == (
+        "MIG device 1:1 (gi 1, ci 0) is left out: not all its nodes below /dev/nvidia-caps are there"
+    )
+    for entry in divided_host["mig"]:
+        entry["nodes"] = []
+    names = spec.device_names(generate.make(divided_host, HOOK))
+    assert names == ["0", divided_host["gpus"][0]["uuid"], "all"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fnmatch
+import time
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,45 @@ def test_bounds(tmp_path: Path) -> None:
     assert len(read(tmp_path, main=many).folders) == imageconf.FOLDERS_MAX
     wide = {f"f{number}": f"include /etc/ld.so.conf.d/*.conf\n/x{number}\n" for number in range(40)}
     assert len(read(tmp_path, main="include /etc/ld.so.conf.d/*.conf\n", **wide).folders) <= 40
+
+
+HOSTILE = {
+    "includes of a full folder": 6000 * "include /names/*x\n",
+    "patterns on one line": "include " + 20_000 * "/names/*x ",
+    "a pattern that goes back and forth": 200 * ("include /names/" + 60 * "*a" + "b\n"),
+    "a set without an end": 200 * ("include /names/*[" + 250 * "a" + "\n"),
+    "folders in folders": 500 * ("include " + 200 * "/*" + "\n"),
+    "a pattern of no length known": "include /names/" + 200_000 * "*" + "\n",
+    "a long way down": "include " + 100_000 * "/a" + "/*\n",
+    "the same folder, and again": "".join(f"/folder-{number % 255}\n" for number in range(20_000)),
+}
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root with a folder of many names, and folders without end."""
+    top = tmp_path_factory.mktemp("full")
+    (top / "names").mkdir()
+    for number in range(4000):
+        (top / f"names/{249 * 'a'}{number:05}").touch()
+    for folder in ("", "names/"):
+        (top / f"{folder}deep").symlink_to(".")
+    return top
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_made_to_take_time_does_not(full: Path, name: str) -> None:
+    """Seconds of the processor's, of which a start of a container has few; without the bounds some take minutes."""
+    began = time.process_time()
+    read(full, main=HOSTILE[name])
+    assert time.process_time() - began < 3
+
+
+def test_texts_count_together(tmp_path: Path) -> None:
+    half = "#" * (imageconf.TEXT_MAX // 2) + "\n"
+    files = {name: f"{half}/{name}\n" for name in ("a", "b", "c")}
+    made = read(tmp_path, main="include /etc/ld.so.conf.d/*.conf\n/last\n", **files)
+    assert made.folders == ["/a", "/last"]
 
 
 @given(st.text("ab*?[]!-.", max_size=8), st.text("ab.-", max_size=8))

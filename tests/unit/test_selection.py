@@ -278,7 +278,7 @@ def test_managing_mig(divided: dict[str, Any]) -> None:
     chosen = selection.select(divided, wanted)
     assert {"/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"} <= set(paths(chosen.nodes))
     assert len([path for path in paths(chosen.nodes) if "nvidia-caps" in path]) == 8
-    assert "/proc/driver/nvidia/capabilities/mig/config" in chosen.access
+    assert chosen.access == ["/proc/driver/nvidia/capabilities"]
     with pytest.raises(NvhookError, match="no capability node for MIG config"):
         selection.select(inventories.inventory(2), wanted)
 
@@ -291,6 +291,11 @@ def test_imex_channels(divided: dict[str, Any]) -> None:
     wanted.imex = (0, 2)
     assert [path for path in paths(selection.select(divided, wanted).nodes) if "imex" in path] == [
         f"/dev/nvidia-caps-imex-channels/channel{number}" for number in (0, 2)
+    ]
+    wanted.imex = (9, 11)
+    nodes = selection.select(divided, wanted).nodes[-2:]
+    assert [(node["path"], node["host_path"], node["minor"], node["major"]) for node in nodes] == [
+        (f"/dev/nvidia-caps-imex-channels/channel{number}",) * 2 + (number, 236) for number in (9, 11)
     ]
     wanted.imex = (3,)
     for inventory in (divided, inventories.inventory(1)):

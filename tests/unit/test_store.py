@@ -491,7 +491,7 @@ def test_an_inventory_that_cannot_be_kept_is_still_printed(host: SimulatedHost) 
     done = run_python(text, str(host.root))
     assert (done.returncode, done.stderr) == (0, "nvhook: warning: cannot keep the inventory: File too large\n")
     assert done.stdout.startswith("driver 580.159.04")
-    done = run_python(text, str(host.root), "--lock-held", "--refresh")
+    done = run_python(text, str(host.root), "--lock-held", str(os.getpid()), "--refresh")
     assert done.returncode == 1
     assert done.stderr.startswith("nvhook: error: cannot keep the inventory: File too large\n  remedy: ")
 
