@@ -4,9 +4,9 @@
     python -m benchmarks.scale [--rounds 5] [--init 0] [--per-gpu 0]
 
 `--init` and `--per-gpu` are milliseconds that the simulated NVML takes to start and for each GPU's handle, as without
-persistence mode. Prints, for each number of GPUs, the median in milliseconds of: an inventory without NVML, one for
-which NVML is asked about each GPU, a CDI file from that, and the look by which a container's start sees that a kept
-inventory still holds; then NVML's sessions and calls for one inventory, and the CDI file's size.
+persistence mode. Prints, for each number of GPUs, whole and divided, the median in milliseconds of: an inventory
+without NVML, one for which NVML is asked about each GPU, a CDI file from that, and the look by which a container's
+start sees that a kept inventory still holds; then NVML's sessions and calls for one inventory, and the file's size.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from cdi import generate, spec
 from cdi.host import fingerprint, inventory
 from cdi.host.store import Options
 from ldcache import root
-from tests.simhost import Fault, Host, Nvml, build, gpus
+from tests.simhost import Fault, Host, Nvml, build, divided, gpus
 
 COUNTS = (1, 2, 4, 8, 16)
-COLUMNS = ("GPUs", "inventory", "with NVML", "CDI file", "fresh?", "sessions", "calls", "KiB")
+# As many MIG devices as a GPU can have: seven of one slice each.
+INSTANCES = tuple((instance, 0) for instance in range(7, 14))
+COLUMNS = ("GPUs", "MIG", "inventory", "with NVML", "CDI file", "fresh?", "sessions", "calls", "KiB")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -46,16 +48,21 @@ def main(argv: list[str] | None = None) -> int:
     folder = Path(tempfile.mkdtemp(prefix="nvhook-benchmark-"))
     print("".join(f"{name:>11}" for name in COLUMNS))
     try:
-        for count in COUNTS:
-            print("".join(f"{value:>11}" for value in row(folder / str(count), count, slow, arguments.rounds)))
+        for instances in ((), INSTANCES):
+            for count in COUNTS:
+                place = folder / f"{count}.{len(instances)}"
+                print("".join(f"{value:>11}" for value in row(place, count, instances, slow, arguments.rounds)))
     finally:
         shutil.rmtree(folder)
     return 0
 
 
-def row(folder: Path, count: int, slow: tuple[Fault, ...], rounds: int) -> list[str]:
-    """One line of the table, for one number of GPUs."""
-    host = build(folder, Host(gpus=gpus(count), nvml=Nvml(faults=slow)))
+def row(
+    folder: Path, count: int, instances: tuple[tuple[int, int], ...], slow: tuple[Fault, ...], rounds: int
+) -> list[str]:
+    """One line of the table, for one number of GPUs, each divided into `instances` if there are any."""
+    cards = tuple(divided(gpu, *instances) if instances else gpu for gpu in gpus(count))
+    host = build(folder, Host(gpus=cards, nvml=Nvml(faults=slow)))
     top = str(host.root)
     plain = median(rounds, lambda: inventory.gather(Options(top, nvml="never")))
     asked = median(rounds, lambda: inventory.gather(Options(top, nvml="health")))
@@ -68,7 +75,14 @@ def row(folder: Path, count: int, slow: tuple[Fault, ...], rounds: int) -> list[
     os.close(root_fd)
     sessions = sum(name.startswith("nvmlInit") for name in calls)
     times = [f"{value:.1f}" for value in (plain, asked, made)] + [f"{fresh:.3f}"]
-    return [str(count), *times, str(sessions), str(len(calls)), f"{len(text_of(found)) / 1024:.1f}"]
+    return [
+        str(count),
+        str(count * len(instances)),
+        *times,
+        str(sessions),
+        str(len(calls)),
+        f"{len(text_of(found)) / 1024:.1f}",
+    ]
 
 
 def text_of(found: dict[str, Any]) -> str:

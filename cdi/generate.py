@@ -148,6 +148,11 @@ def _gpu_nodes(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str,
     return [_node(node) for node in found] if any(node["role"] == "gpu" for node in found) else []
 
 
+def nodes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An inventory's nodes as a spec has them."""
+    return [_node(entry) for entry in entries]
+
+
 def _node(node: dict[str, Any]) -> dict[str, Any]:
     """One device node, at version 0.3.0 but for `hostPath`.
 

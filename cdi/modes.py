@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CDI specs other than that of a driver's GPUs: WSL's, Tegra's, and the one for what manages GPUs.
+"""CDI specs other than that of a driver's GPUs: WSL's, Tegra's, the one for what manages GPUs, IMEX and the gates.
 
 WSL and Tegra have no inventory. Management containers (a device plugin, a monitor) get every node of the driver and no
 graphics, and work where no GPU does.
@@ -13,12 +13,15 @@ import re
 from typing import Any
 
 from cdi import generate, spec, versions
-from cdi.host import inventory, platform, tegra, wsl
+from cdi.host import gates, imex, inventory, platform, tegra, wsl
 from cdi.host.store import Options
 from ldcache import root
 from ldcache.errors import NvhookError
 
-MODES = ("auto", "nvml", "management", "wsl", "csv")
+GATES = ("gds", "mofed", "gdrcopy", "nvswitch")
+MODES = ("auto", "nvml", "management", "imex", *GATES, "wsl", "csv")
+# Classes of their own, as NVIDIA's library has them: a container asks for them beside its GPUs.
+IMEX_KIND = "nvidia.com/imex-channel"
 # Beside the file of the GPUs: with the same kind its `all` would be in both, and in neither.
 MANAGEMENT_KIND = "management.nvidia.com/gpu"
 
@@ -68,11 +71,15 @@ def resolve(mode: str, options: Options) -> str:
 def make(
     mode: str, options: Options, hook_path: str, csv_files: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """The spec of the modes wsl, csv and management, and warnings. Raises NvhookError."""
+    """The spec of all modes but nvml, and warnings. Raises NvhookError."""
+    if mode == "imex":
+        return _imex(_kernels(options))
+    if mode in GATES:
+        return _gate(mode, _kernels(options))
     root_fd = inventory.open_host(options.host_root)
     try:
         if mode == "management":
-            return _management(root_fd, options, hook_path)
+            return _management(root_fd, _kernels(options), hook_path)
         parts = wsl.read(root_fd) if mode == "wsl" else tegra.read(root_fd, csv_files, ignored)
     finally:
         os.close(root_fd)
@@ -100,15 +107,54 @@ def _hook(parts: platform.Parts, hook_path: str) -> list[dict[str, Any]]:
 def _spec(kind: str, names: tuple[str, ...], nodes: list[dict[str, Any]], edits: dict[str, Any]) -> dict[str, Any]:
     # Parents first, as readers sort them.
     edits["mounts"].sort(key=lambda mount: (mount["containerPath"].count("/"), mount["containerPath"]))
-    devices = [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name in names]
+    return _whole(kind, [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name in names], edits)
+
+
+def _whole(kind: str, devices: list[dict[str, Any]], edits: dict[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {"cdiVersion": "", "kind": kind, "devices": devices, "containerEdits": edits}
     made["cdiVersion"] = versions.minimum_version(made)
     kept: dict[str, Any] = spec.without_empty(made)
     return kept
 
 
-def _management(root_fd: int, options: Options, hook_path: str) -> tuple[dict[str, Any], list[str]]:
-    found, _ = inventory.current(options)
+def _kernels(options: Options) -> dict[str, Any]:
+    """The inventory as far as no NVML is needed."""
+    roots = options.host_root, options.driver_root, options.dev_root, options.library_search_path
+    return inventory.current(Options(*roots, nvml="never"))[0]
+
+
+def _imex(found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """A device for each channel, by its number, and `all`."""
+    nodes = {}
+    for run in found["imex"]:
+        for number in range(run["channel"], run["channel"] + run["count"]):
+            first = run["node"]
+            names = {key: f"{first[key].rpartition('/')[0]}/channel{number}" for key in ("path", "host_path")}
+            nodes[str(number)] = generate.nodes([first | names])
+    if not nodes:
+        what = f"no IMEX channel is there: {imex.FOLDER} has no node"
+        raise NvhookError(what, "load nvidia with NVreg_CreateImexChannel0=1, or make channels by nvidia-modprobe")
+    nodes["all"] = [node for alone in nodes.values() for node in alone]
+    devices = [{"name": name, "containerEdits": {"deviceNodes": mine}} for name, mine in nodes.items()]
+    return _whole(IMEX_KIND, devices, {"env": generate.ENV}), found["warnings"]
+
+
+def _gate(mode: str, found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """One device with all nodes of the gate, and its files."""
+    gate = found["gates"].get(mode)
+    if gate is None:
+        what = f"no node of {mode} is there: {', '.join([*gates.FIXED[mode], *_pattern(mode)])}"
+        raise NvhookError(what, "load the module that makes them")
+    nodes = generate.nodes(gate["nodes"])
+    mounts = [_mount(item["path"], item["container_path"]) for item in gate["files"]]
+    return _spec(f"nvidia.com/{mode}", ("all",), nodes, {"env": generate.ENV, "mounts": mounts}), found["warnings"]
+
+
+def _pattern(mode: str) -> list[str]:
+    return [f"{gates.NUMBERED[mode]}*"] if mode in gates.NUMBERED else []
+
+
+def _management(root_fd: int, found: dict[str, Any], hook_path: str) -> tuple[dict[str, Any], list[str]]:
     dev_root = found["options"]["dev_root"].rstrip("/")
     nodes = management_nodes(root_fd, dev_root)
     if not nodes:

@@ -286,3 +286,55 @@ def test_names_of_links() -> None:
     assert platform.joined("/usr/lib/x", "../y/./z") == "/usr/lib/y/z"
     assert platform.joined("/usr", "../../../etc/x") == "/etc/x"
     assert platform.joined("/usr", "/abs//x") == "/abs/x"
+
+
+# --- IMEX and the gates
+
+
+@needs_root
+@pytest.mark.parametrize("prefix", ["/", "/run/nvidia/driver"])
+def test_imex(tmp_path: Path, capsys: pytest.CaptureFixture[str], prefix: str) -> None:
+    """A device for each channel and one for all, of a class of its own, bounded by what there is."""
+    host = build(tmp_path, Host(graphics=False, imex=(0, 1, 2, 7), driver_root=prefix, dev_root=prefix))
+    words = () if prefix == "/" else ("--driver-root", prefix)
+    made, _ = generate(host.root, capsys, "--mode", "imex", *words)
+    assert (made["kind"], spec.device_names(made)) == ("nvidia.com/imex-channel", ["0", "1", "2", "7", "all"])
+    folder = "/dev/nvidia-caps-imex-channels"
+    edits = {device["name"]: device["containerEdits"]["deviceNodes"] for device in made["devices"]}
+    assert [node["path"] for node in edits["2"]] == [f"{folder}/channel2"]
+    assert [node["path"] for node in edits["all"]] == [f"{folder}/channel{number}" for number in (0, 1, 2, 7)]
+    expected = None if prefix == "/" else f"{prefix}{folder}/channel2"
+    assert edits["2"][0].get("hostPath") == expected
+    assert made["containerEdits"] == {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("gate", "present"),
+    [
+        ("gds", ("/dev/nvidia-fs0", "/dev/nvidia-fs1")),
+        ("mofed", ("/dev/infiniband/rdma_cm", "/dev/infiniband/uverbs0")),
+        ("gdrcopy", ("/dev/gdrdrv",)),
+        ("nvswitch", ("/dev/nvidia-nvswitchctl", "/dev/nvidia-nvswitch0", "/dev/nvidia-nvswitch1")),
+    ],
+)
+def test_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str], gate: str, present: tuple[str, ...]) -> None:
+    host = build(tmp_path, Host(graphics=False))
+    tree = Tree(host.root)
+    assert refused(host.root, capsys, "--mode", gate).startswith(f"no node of {gate} is there: /dev/")
+    for minor, path in enumerate(present):
+        tree.node(path, 240, minor, 0o666)
+    tree.write("/etc/cufile.json", "{}\n")
+    tree.folder("/run/udev")
+    made, _ = generate(host.root, capsys, "--mode", gate)
+    assert (made["kind"], spec.device_names(made)) == (f"nvidia.com/{gate}", ["all"])
+    assert [node["path"] for node in made["devices"][0]["containerEdits"]["deviceNodes"]] == list(present)
+    places = {mount["containerPath"] for mount in made["containerEdits"].get("mounts", [])}
+    assert places == ({"/etc/cufile.json", "/run/udev"} if gate == "gds" else set())
+
+
+@needs_root
+def test_without_channels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = build(tmp_path, Host(graphics=False))
+    assert refused(host.root, capsys, "--mode", "imex").startswith("no IMEX channel is there: ")
+    assert host.nvml_calls() == ()

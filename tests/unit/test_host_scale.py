@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 from benchmarks import scale
-from cdi import reader, spec
+from cdi import generate, reader, spec
 from cdi.host import inventory
 from cdi.host.store import Options
 from tests.needs import needs_root
-from tests.simhost import Fault, Host, Nvml, build, gpus
+from tests.simhost import Fault, Host, Nvml, build, divided, gpus
 
 TREE = Path(__file__).resolve().parents[2]
 HOOK = "/usr/bin/nvhook-create-container"
@@ -35,6 +35,21 @@ def test_one_session_and_the_same_calls_for_each_gpu(tmp_path: Path) -> None:
         assert {count: grown[1] + each * (count - 1) for count in counts} == grown
     # A node's numbers: one more thing that a start has to look at.
     assert facts[2] - facts[1] <= 2
+
+
+@needs_root
+def test_mig_devices_grow_in_line_too(tmp_path: Path) -> None:
+    """16 GPUs of 7 MIG devices each: 112 devices, by two names each."""
+    calls, names = {}, {}
+    for count in (1, 2, 16):
+        cards = tuple(divided(gpu, *scale.INSTANCES) for gpu in gpus(count))
+        host = build(tmp_path / str(count), Host(gpus=cards, graphics=False))
+        found = inventory.gather(Options(str(host.root), nvml="health"))
+        assert sum(call.name.startswith("nvmlInit") for call in host.nvml_calls()) == 1
+        calls[count] = len(host.nvml_calls())
+        names[count] = len(spec.device_names(generate.make(found, HOOK)))
+    assert calls[16] == calls[1] + 15 * (calls[2] - calls[1])
+    assert names == {1: 15, 2: 29, 16: 225}
 
 
 @needs_root
@@ -74,5 +89,5 @@ def test_a_huge_limit_of_descriptors_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:
-    cells = scale.row(tmp_path / "host", 2, (), 1)
-    assert len(cells) == len(scale.COLUMNS) and cells[0] == "2" and cells[5] == "1"
+    cells = scale.row(tmp_path / "host", 2, scale.INSTANCES, (), 1)
+    assert len(cells) == len(scale.COLUMNS) and cells[:2] == ["2", "14"] and cells[6] == "1"
