@@ -14,16 +14,21 @@ import posix
 from hook import loader, namespace, state, steps
 from hook.plan import Plan
 from hook.start import one_line, say
-from ldcache import cache, imagescan, kernel
+from ldcache import cache, imagescan, kernel, root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from hook.log import Log
     from hook.state import Container
     from ldcache import elf
 
-USAGE = "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... < STATE"
+USAGE = (
+    "usage: nvhook create-container [--driver VERSION] [--link TARGET::LINK]... [--folder FOLDER]... [--debug] < STATE"
+)
 LIBRARIES_MAX = 1024
+# hook.selection has the same; it is too long to be read for this.
+LIBRARY_OPTIONS = ("ro", "nosuid", "nodev")
 
 
 def main(argv: list[str]) -> int:
@@ -31,6 +36,7 @@ def main(argv: list[str]) -> int:
     links: list[tuple[str, str]] = []
     folders: list[str] = []
     driver = ""
+    debug = False
     for option, value in pairs(argv):
         target, separator, path = value.partition("::")
         if option == "--link" and separator and path.startswith("/"):
@@ -39,6 +45,8 @@ def main(argv: list[str]) -> int:
             folders.append(value.rstrip("/") or "/")
         elif option == "--driver" and value:
             driver = value
+        elif option == "--debug" and not value:
+            debug = True
         else:
             warn(f"left out what this version does not know: {option} {value}")
     container = state.read_container()
@@ -47,9 +55,10 @@ def main(argv: list[str]) -> int:
         raise NvhookError(what, "give it one: linux.namespaces in config.json")
     kernel.set_no_new_privs()
     place = namespace.Namespace()
+    place.label = container.mount_label
     place.open_base(container.root_path)
     posix.umask(0)
-    finish(container, place, links, folders, driver)
+    finish(container, place, links, folders, driver, debug_log(container) if debug else None)
     for warning in place.warnings:
         warn(warning)
     return 0
@@ -72,8 +81,49 @@ def warn(text: str) -> None:
     say(f"nvhook: warning: {one_line(text)}\n")
 
 
+class Made(steps.Mount):
+    """A mount of config.json that the runtime has made. Where its file is needed by a second name, it is cloned anew,
+    from the host's path: the root directory still is the host's."""
+
+    __slots__ = ()
+
+    def again(self) -> int:
+        """A detached mount of the host's file."""
+        host = root.open_root("/")
+        try:
+            # Runtimes follow a link that config.json names.
+            path = root.real_path(host, self.host_path)
+            return namespace.clone(host, path, self.options)
+        finally:
+            posix.close(host)
+
+
+def sources(container: Container) -> dict[str, steps.Mount]:
+    """The files of the host that config.json mounts, by container path."""
+    found: dict[str, steps.Mount] = {}
+    for mount in container.mounts[:LIBRARIES_MAX]:
+        host, path = str(mount.get("source", "")), str(mount.get("destination", ""))
+        if host.startswith("/") and path.startswith("/"):
+            found[path] = Made({"hostPath": host, "containerPath": path, "options": LIBRARY_OPTIONS})
+    return found
+
+
+def debug_log(container: Container) -> Log:
+    """For `--debug`. The configuration, which may name a file, is a part of the inventory, and that isn't read here."""
+    from hook import log
+
+    journal = log.Log("create-container", container.id)
+    journal.add(log.STDERR, "debug")
+    return journal
+
+
 def finish(
-    container: Container, place: namespace.Namespace, links: list[tuple[str, str]], folders: list[str], driver: str
+    container: Container,
+    place: namespace.Namespace,
+    links: list[tuple[str, str]],
+    folders: list[str],
+    driver: str,
+    journal: Log | None = None,
 ) -> None:
     """Make the links and merge the cache; a failure takes back what was made. Without a driver's version there is no
     forward compatibility."""
@@ -89,7 +139,7 @@ def finish(
         paths = [str(mount.get("destination", "")) for mount in container.mounts]
         loader.complete(plan, place.base, facts, folders, paths)
     place.warnings += plan.warnings
-    steps.run(steps.steps(plan, container), place)
+    steps.run(steps.steps(plan, container, sources(container) if links else None), place, journal)
 
 
 def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str) -> None:

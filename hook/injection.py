@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.log import Log
     from hook.plan import Plan
     from hook.request import Decision, Request
     from hook.selection import Selection
@@ -24,10 +25,39 @@ if TYPE_CHECKING:
     from hook.step import Step
 
 
-def inject(container: Container, host_root: str) -> list[str]:
+def inject(container: Container, host_root: str, debug: bool = False) -> list[str]:
     """Put what the container asks for into it; warnings come back. Raises NvhookError, with nothing left behind."""
     host = open_host(host_root)
-    decision, judged = ask(container, host, host_root)
+    known = store.inventory(host, host_root)
+    configured = settings.of(known)
+    if not debug and not configured["log.file"]:
+        return put(container, host, host_root, known, None)
+    from hook import log
+
+    journal = log.Log("prestart", container.id)
+    if debug:
+        journal.add(log.STDERR, "debug")
+    warnings = []
+    if configured["log.file"]:
+        try:
+            journal.add(log.open_file(host, configured["log.file"]), configured["log.level"])
+        except OSError as error:
+            warnings.append(f"cannot open the log {configured['log.file']}: {error.strerror}")
+    try:
+        said = put(container, host, host_root, known, journal)
+    except NvhookError as error:
+        journal.line("error", f"{error.what}; remedy: {error.remedy}")
+        raise
+    for warning in said:
+        journal.line("warning", warning)
+    return warnings + said
+
+
+def put(container: Container, host: int, host_root: str, known: dict[str, Any], journal: Log | None) -> list[str]:
+    """The same, with an inventory of the host; the log is told of it."""
+    decision, judged = decide(container, host, host_root, known)
+    if journal is not None:
+        journal.decision(decision)
     if judged is None:
         return decision.warnings
     place = namespace.Namespace()
@@ -38,12 +68,22 @@ def inject(container: Container, host_root: str) -> list[str]:
     fit = judged.compatibility(plan)
     if fit is not None and fit.warning():
         place.warnings.append(fit.warning())
+    if journal is not None:
+        journal.left_out(judged.inventory, judged.selection)
+        if fit is not None:
+            cuda = f"image's CUDA {fit.image_cuda}, driver's {fit.driver_cuda}: {fit.kind}"
+            journal.line("debug", f"compatibility: {cuda}")
+        if plan.compat_reason:
+            journal.line("debug", f"forward compatibility: {plan.compat_reason}")
     todo = make_steps(plan, container, judged.settings)
     posix.close(outside)
     posix.umask(0)
-    todo = steps.prepare(todo, host, place)
+    todo = steps.prepare(todo, host, place, journal)
     place.enter(container.root_path)
-    steps.run(todo, place)
+    steps.run(todo, place, journal)
+    if journal is not None:
+        gpus = ", ".join([str(gpu["index"]) for gpu in judged.selection.gpus])
+        journal.end(f"GPUs {gpus or 'none'} with {','.join(judged.wanted.capabilities)}: {len(todo)} steps done")
     return place.warnings
 
 
@@ -84,7 +124,11 @@ def open_host(host_root: str) -> int:
 
 def ask(container: Container, host: int, host_root: str) -> tuple[Decision, Judged | None]:
     """What the container asks for under this host's configuration, and what that comes to; None for no GPU."""
-    known = store.inventory(host, host_root)
+    return decide(container, host, host_root, store.inventory(host, host_root))
+
+
+def decide(container: Container, host: int, host_root: str, known: dict[str, Any]) -> tuple[Decision, Judged | None]:
+    """The same, by an inventory that is at hand."""
     decision = request.decide(container, settings.of(known))
     decision.configuration = settings.source(known)
     if decision.request is None:

@@ -27,8 +27,10 @@ TRIPLETS = {
 }
 # The loader itself: 0.2 MB, and in the builds with everything in one file below 2.
 LOADER_MAX = 4 << 20
-# Stale folders that are read into the cache: each may cost the reading of 2,048 files and a merge.
-STALE_MAX = 32
+# Folders that the cache does not know, of which one start reads the libraries.
+STALE_MAX = 64
+# Bytes of the cache that are searched for folders, all together: a second, of a cache of 16 MiB for each of sixteen.
+SEARCH_MAX = 256 << 20
 # Names of one library folder that are looked at for the image's own driver files.
 NAMES_MAX = 1 << 16
 
@@ -103,8 +105,12 @@ def same_place(base: int, one: str, other: str) -> bool:
 
 def stale(base: int, facts: Loader) -> list[str]:
     """Folders of ld.so.conf that the cache does not know as they are: newer than it, or with none of their libraries
-    in it. Default folders don't matter, since the loader searches them after the cache. At most STALE_MAX of them."""
+    in it. Default folders don't matter, since the loader searches them after the cache.
+
+    Of a huge cache only so many folders are looked for, the others count as known: whoever built the image chose how
+    many there are, too."""
     data, changed = cache_file(base)
+    left = SEARCH_MAX
     known = {place(base, folder) for folder in facts.defaults}
     found: list[str] = []
     for folder in facts.conf.folders:
@@ -113,9 +119,11 @@ def stale(base: int, facts: Loader) -> list[str]:
             continue
         # ldconfig too reads a folder once, by its first name.
         known.add(where)
-        if len(found) == STALE_MAX:
-            break
-        if age(base, folder) > changed or b"\0" + kernel.encode(folder) + b"/" not in data:
+        if age(base, folder) > changed:
+            found.append(folder)
+            continue
+        left -= len(data)
+        if left >= 0 and b"\0" + kernel.encode(folder) + b"/" not in data:
             found.append(folder)
     return found
 
@@ -155,7 +163,10 @@ def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: li
     """Put into a Plan what the image's loader and ldconfig need to find its libraries, which lie in `folders`; the most
     important one first. `paths` is where files of the host are or will be mounted."""
     ours = set(paths)
-    plan.stale_folders = list(facts.stale)
+    plan.stale_folders = facts.stale[:STALE_MAX]
+    if len(facts.stale) > STALE_MAX:
+        what = f"{facts.stale[STALE_MAX]} of the container is not read into {CACHE_PATH}"
+        plan.warnings.append(f"{what}: it knows {len(facts.stale)} folders too few; run ldconfig in the image")
     if facts.musl_path:
         plan.cache_entries = []
         plan.musl_path, plan.musl_folders = facts.musl_path, folders

@@ -32,6 +32,7 @@ ATTRIBUTES = {
 # Nodes: no nodev, or opening them gives EACCES.
 NODE_OPTIONS = ("nosuid", "noexec")
 FOLDER_MODE = 0o755
+SELINUX = "/sys/fs/selinux/enforce"
 PLACEHOLDER_MODE = 0o644
 
 OLD_KERNEL = "use the runtime shim or a CDI file on kernels before 5.12, which lack these calls"
@@ -94,6 +95,7 @@ class Namespace:
         "base",
         "base_mount",
         "ids",
+        "label",
         "missing",
         "warnings",
     )
@@ -102,6 +104,8 @@ class Namespace:
         self.base = -1
         self.base_mount = -1
         self.ids = (0, 0)
+        # linux.mountLabel of config.json.
+        self.label = ""
         self.warnings: list[str] = []
         # Container paths of optional mounts that were left out.
         self.missing: set[str] = set()
@@ -114,6 +118,7 @@ class Namespace:
     def open(self, container: Container) -> None:
         """Take hold of the namespace from outside. Raises NvhookError, also where it is our own."""
         path = f"/proc/{container.pid}/ns/mnt"
+        self.label = container.mount_label
         try:
             self._target = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
             self.ids = container_ids(container.pid)
@@ -324,6 +329,22 @@ class Namespace:
         finally:
             posix.close(kept)
 
+    def tmpfs(self, options: tuple[tuple[str, str], ...], attributes: int) -> int:
+        """A new, detached tmpfs under the container's label, without which its processes may not read what is there.
+
+        A label belongs to a file system, so clones of the host's keep theirs. A kernel without SELinux knows no option
+        `context` (EINVAL); config.json may name a label all the same.
+        """
+        if self.label:
+            try:
+                return kernel.tmpfs((*options, ("context", self.label)), attributes)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                if has_selinux():
+                    self.warnings.append(f"the kernel refuses linux.mountLabel {self.label[:200]!a} of config.json")
+        return kernel.tmpfs(options, attributes)
+
     def attach(self, mount: int, target: int, path: str) -> None:
         """Move a detached mount on a target in the container."""
         self._keep_inside(target, path)
@@ -338,6 +359,15 @@ class Namespace:
         # umount2 must follow that link, so without UMOUNT_NOFOLLOW.
         posix.fchdir(self._numbers)
         kernel.umount2(str(mount), kernel.MNT_DETACH)
+
+
+def has_selinux() -> bool:
+    """Whether SELinux is on: its file system is mounted then."""
+    try:
+        posix.stat(SELINUX)
+    except OSError:
+        return False
+    return True
 
 
 def unused(folder: int, name: str) -> str:

@@ -13,15 +13,16 @@ from hook import request, state
 from hook.start import one_line, say
 from ldcache import kernel
 
-USAGE = "usage: nvhook prestart [--host-root DIR] < STATE"
+USAGE = "usage: nvhook prestart [--host-root DIR] [--debug] < STATE"
 
 
 def main(argv: list[str]) -> int:
     """The hook. The container's state comes on stdin."""
-    host_root = options(argv)
-    if host_root is None:
+    given = options(argv)
+    if given is None:
         say(f"{USAGE}\n")
         return 2
+    host_root, debug = given
     container = state.read_container()
     if not request.possible(container, host_root):
         return 0
@@ -29,17 +30,23 @@ def main(argv: list[str]) -> int:
     from hook import injection
 
     kernel.set_no_new_privs()
-    for warning in injection.inject(container, host_root):
+    for warning in injection.inject(container, host_root, debug):
         say(f"nvhook: warning: {one_line(warning)}\n")
     return 0
 
 
-def options(argv: list[str]) -> str | None:
-    """The host root that the arguments name, `/` if none; None for a usage error."""
-    if not argv:
-        return "/"
-    if len(argv) == 2 and argv[0] == "--host-root":
-        return argv[1]
-    if len(argv) == 1 and argv[0].startswith("--host-root="):
-        return argv[0].partition("=")[2]
-    return None
+def options(argv: list[str]) -> tuple[str, bool] | None:
+    """The host root that the arguments name, `/` if none, and whether to tell all on stderr; None for a usage error."""
+    host_root, debug = "/", False
+    words = argv[::-1]
+    while words:
+        word = words.pop()
+        if word == "--debug":
+            debug = True
+        elif word == "--host-root" and words:
+            host_root = words.pop()
+        elif word.startswith("--host-root="):
+            host_root = word.partition("=")[2]
+        else:
+            return None
+    return host_root, debug

@@ -118,11 +118,12 @@ class LoaderCache(Step):
         return f"loader cache {CACHE_PATH}: {names}{stale}{compat}"
 
     def execute(self, namespace: Namespace) -> None:
+        old = b""
         try:
             old = self._read(namespace)
             new = self._merged(namespace, old)
         except (cache.InvalidLdCache, merge.InvalidEntry) as error:
-            what = f"{CACHE_PATH} of the container is left as it is: {error}"
+            what = f"{CACHE_PATH} of the container is left as it is: {error}{self._rival(old)}"
             if not self.optional:
                 raise NvhookError(what, "run ldconfig in the image") from error
             namespace.warnings.append(what)
@@ -136,6 +137,18 @@ class LoaderCache(Step):
             namespace.undo(mark)
             if not self._cover(namespace, new):
                 raise (creation_error(error, CACHE_PATH) if isinstance(error, OSError) else error) from error
+
+    def _rival(self, old: bytes) -> str:
+        """What the loader finds by a cache that stays, instead of a library of ours; the end of a sentence."""
+        try:
+            entries = cache.parse(old).entries
+        except cache.InvalidLdCache:
+            return ""
+        ours = {(made.soname, made.flags) for made in [cache_entry(entry) for _, entry in self.entries]}
+        for entry in entries:
+            if (entry.soname, entry.flags) in ours:
+                return f"; the loader finds {ascii(entry.path)[2:-1]} of the image, not the host's"
+        return ""
 
     def _read(self, namespace: Namespace) -> bytes:
         """The container's cache; empty where it has none."""
@@ -154,9 +167,9 @@ class LoaderCache(Step):
 
     def _merged(self, namespace: Namespace, old: bytes) -> bytes:
         merged = cache.parse(old) if old else cache.empty()
-        # The first of ld.so.conf's folders wins, and what is merged last stands first.
-        for folder in self.stale[::-1]:
-            merged = self._healed(namespace, merged, folder)
+        scanner = imagescan.Scanner(namespace.base)
+        if self.stale:
+            merged = self._healed(namespace, merged, scanner)
         folders: dict[str, list[cache.Entry]] = {}
         for library, entry in self.entries:
             if library not in namespace.missing:
@@ -164,23 +177,49 @@ class LoaderCache(Step):
         for folder, entries in folders.items():
             merged = merge.merge(merged, kernel.encode(folder), entries, whole_folder=False, win=True)
         if self.compat:
-            entries = self._scanned(namespace, self.compat)
+            entries = self._scanned(namespace, scanner, self.compat)
             merged = merge.merge(merged, kernel.encode(self.compat), entries, whole_folder=False, win=True)
         return cache.serialize(merged)
 
-    def _healed(self, namespace: Namespace, merged: cache.Cache, folder: str) -> cache.Cache:
-        """The cache with a folder's libraries, but for those that another folder has already."""
-        prefix = kernel.encode(folder) + b"/"
-        others = {(entry.soname, entry.flags) for entry in merged.entries if not entry.path.startswith(prefix)}
-        entries = [entry for entry in self._scanned(namespace, folder) if (entry.soname, entry.flags) not in others]
-        return merge.merge(merged, kernel.encode(folder), entries, whole_folder=False, win=False)
+    def _healed(self, namespace: Namespace, merged: cache.Cache, scanner: imagescan.Scanner) -> cache.Cache:
+        """The cache with the libraries of folders that it does not know, but for those that a folder which it knows
+        has already; the first folder of ld.so.conf wins. In one merge: a hostile cache makes each of them slow."""
+        spellings = [kernel.encode(folder) for folder in self.stale]
+        prefixes = tuple([folder + b"/" for folder in spellings])
+        taken = {
+            (entry.soname, entry.flags, entry.hwcaps) for entry in merged.entries if not entry.path.startswith(prefixes)
+        }
+        entries: list[cache.Entry] = []
+        subfolders: list[bytes] = []
+        for folder in self.stale:
+            found = self._scanned(namespace, scanner, folder)
+            for name in scanner.hwcaps(folder):
+                subfolders.append(kernel.encode(name))
+                found += self._scanned(namespace, scanner, folder, name)
+            for entry in found:
+                key = entry.soname, entry.flags, entry.hwcaps
+                if key not in taken:
+                    taken.add(key)
+                    entries.append(entry)
+        return merge.merge(
+            merged,
+            spellings[0],
+            entries,
+            whole_folder=False,
+            win=False,
+            aliases=spellings[1:],
+            subfolders=subfolders,
+        )
 
-    def _scanned(self, namespace: Namespace, folder: str) -> list[cache.Entry]:
+    def _scanned(
+        self, namespace: Namespace, scanner: imagescan.Scanner, folder: str, hwcaps: str | None = None
+    ) -> list[cache.Entry]:
         try:
-            return imagescan.scan(namespace.base, folder)
+            return scanner.scan(folder, hwcaps)
         except OSError as error:
+            place = folder if hwcaps is None else f"{folder}/glibc-hwcaps/{hwcaps}"
             namespace.warnings.append(
-                f"{folder} of the container is not read into {CACHE_PATH}: {error.strerror}; run ldconfig in the image"
+                f"{place} of the container is not read into {CACHE_PATH}: {error.strerror}; run ldconfig in the image"
             )
             return []
 
@@ -189,7 +228,7 @@ class LoaderCache(Step):
         mark = namespace.mark()
         try:
             target = root.open_path(namespace.base, CACHE_PATH, follow=False)
-            detached = kernel.tmpfs((("mode", "0755"), ("size", str(len(new) + 65536))), kernel.MOUNT_ATTR_NOSUID)
+            detached = namespace.tmpfs((("mode", "0755"), ("size", str(len(new) + 65536))), kernel.MOUNT_ATTR_NOSUID)
             files.make_file(namespace, detached, "cache", new, 0o644, *namespace.ids)
             made = root.open_path(detached, "cache", follow=False)
             mount = kernel.open_tree(made, CACHE_PATH)

@@ -32,7 +32,8 @@ class Container:
     `pid` is its init process in the runtime's pid namespace, 0 where there is none yet. `root_path` is
     absolute on the host. `env` has the last of equal names. `mounts`, `devices`, `device_rules` are
     config.json's lists as they stand there. `privileged` is CAP_SYS_ADMIN in the bounding set, so it holds for
-    an ordinary user of a `--privileged` container too.
+    an ordinary user of a `--privileged` container too. `mount_label` is the SELinux context of file systems that are
+    made for the container, "" without one.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class Container:
         "env",
         "id",
         "masked_paths",
+        "mount_label",
         "mounts",
         "namespaces",
         "pid",
@@ -56,6 +58,7 @@ class Container:
         self.pid = pid
         self.root_path = ""
         self.privileged = False
+        self.mount_label = ""
         self.annotations: dict[str, str] = {}
         self.env: dict[str, str] = {}
         self.mounts: list[dict[str, Any]] = []
@@ -114,6 +117,7 @@ def read_config(container: Container) -> None:
     container.mounts = _objects(path, spec, "mounts")
     container.devices = _objects(path, linux, "devices")
     container.device_rules = _objects(path, resources, "devices")
+    container.mount_label = _member(path, linux, "mountLabel", str)
     container.namespaces = {str(entry.get("type")) for entry in _objects(path, linux, "namespaces")}
     container.masked_paths = [item for item in _member(path, linux, "maskedPaths", list) if isinstance(item, str)]
 

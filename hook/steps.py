@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import posix
+import time
 
 from hook import cgroup, files, search
 from hook.namespace import NODE_OPTIONS, clone, creation_error
@@ -21,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.log import Log
     from hook.namespace import Namespace
     from hook.plan import Plan
     from hook.state import Container
@@ -114,7 +116,7 @@ class Mask(Step):
             return False
 
     def _mount(self, namespace: Namespace, target: int) -> None:
-        mask = kernel.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
+        mask = namespace.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
         kernel.mount_setattr(mask, 0, propagation=kernel.MS_PRIVATE)
         for name, text in self.texts.items():
             flags = posix.O_CREAT | posix.O_EXCL | posix.O_WRONLY | posix.O_CLOEXEC
@@ -232,10 +234,11 @@ class Mount(Step):
     """A host file or folder, bound in the container. Each mount is of a clone of its own: moved once, a clone
     would only move again, away from where it was."""
 
-    __slots__ = ("clone", "container_path", "host_path", "makes", "optional", "options")
+    __slots__ = ("clone", "container_path", "host_path", "makes", "optional", "options", "used")
 
-    def __init__(self, mount: dict[str, Any], optional: bool) -> None:
+    def __init__(self, mount: dict[str, Any], optional: bool = False) -> None:
         self.clone = -1
+        self.used = False
         self.optional = optional
         self.makes: str = mount["containerPath"]
         self.host_path: str = mount["hostPath"]
@@ -254,8 +257,22 @@ class Mount(Step):
         if target is not None:
             try:
                 namespace.attach(self.clone, target, self.container_path)
+                self.used = True
             finally:
                 posix.close(target)
+
+    def again(self) -> int:
+        """A detached mount of the host's file, to be mounted by another name too.
+
+        Once moved, our mount is one of this namespace and can be cloned by its descriptor; before, the clone itself
+        is at hand, and a clone of it is refused below Linux 6.15.
+        """
+        if not self.used:
+            self.used = True
+            return posix.dup(self.clone)
+        mount = kernel.open_tree(self.clone, self.host_path)
+        kernel.mount_setattr(mount, 0, propagation=kernel.MS_PRIVATE, path=self.host_path)
+        return mount
 
     def _target(self, namespace: Namespace, wanted: posix.stat_result) -> int | None:
         """What to mount on, made where missing; None where the source is mounted there already."""
@@ -293,16 +310,17 @@ class Mount(Step):
 
 
 class Link(Step):
-    """A symbolic link. A file of the image by that name is covered with the library that the link leads to; with
-    `cover` the library is mounted by that name in any case."""
+    """A symbolic link. A file of the image by that name is covered with the library that the link leads to, which
+    `mount` brings from the host; with `cover` the library is mounted by that name in any case."""
 
-    __slots__ = ("cover", "library", "optional", "path", "target")
+    __slots__ = ("cover", "library", "mount", "optional", "path", "target")
 
-    def __init__(self, path: str, target: str, library: str, optional: bool = False, cover: bool = False) -> None:
+    def __init__(self, path: str, target: str, library: str, mount: Mount | None, cover: bool = False) -> None:
         self.path = path
         self.target = target
         self.library = library
-        self.optional = optional
+        self.mount = mount
+        self.optional = mount is not None and mount.optional
         self.cover = cover
 
     def describe(self) -> str:
@@ -353,33 +371,33 @@ class Link(Step):
         namespace.remember(lambda: lead(old, there.st_uid, there.st_gid))
 
     def _cover(self, namespace: Namespace, folder: int, name: str, there: posix.stat_result) -> None:
-        library = root.open_path(namespace.base, self.library)
+        if self.mount is None:
+            what = f"{self.path} in the container is in the way: a file, and no file of the host is at {self.library}"
+            raise NvhookError(what, "take that path out of the image")
+        if identity(root.stat(namespace.base, self.library)) == identity(there):
+            return
+        target = posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=folder)
         try:
-            if identity(posix.fstat(library)) == identity(there):
-                return
-            target = posix.open(name, root.PATH | posix.O_NOFOLLOW, dir_fd=folder)
-            # A clone of our own mount: a mount that was moved once would only move again.
-            mount = kernel.open_tree(library, self.library)
-            kernel.mount_setattr(mount, 0, propagation=kernel.MS_PRIVATE, path=self.path)
-            namespace.attach(mount, target, self.path)
-            posix.close(target)
+            namespace.attach(self.mount.again(), target, self.path)
         finally:
-            posix.close(library)
+            posix.close(target)
 
 
-def steps(plan: Plan, container: Container) -> list[Step]:
-    """The Plan's steps in order of execution."""
+def steps(plan: Plan, container: Container, sources: dict[str, Mount] | None = None) -> list[Step]:
+    """The Plan's steps in order of execution. `sources` are mounts that the runtime has made, by container path."""
     made: list[Step] = []
+    mounts = {mount["containerPath"]: Mount(mount, mount["containerPath"] in plan.optional) for mount in plan.mounts}
     if plan.nodes:
         made.append(Rules(plan.nodes, container))
     if plan.proc_mask is not None:
         made.append(Mask(plan.proc_mask, plan.proc_access))
     made += [Node(node, node["path"] in plan.optional) for node in plan.nodes]
-    made += [Mount(mount, mount["containerPath"] in plan.optional) for mount in plan.mounts]
+    made += mounts.values()
+    mounts |= sources or {}
     targets = {link["path"]: link["target"] for link in plan.links}
     for path, target in targets.items():
         library = final(path, targets)
-        made.append(Link(path, target, library, library in plan.optional, path in plan.covers))
+        made.append(Link(path, target, library, mounts.get(library), path in plan.covers))
     if plan.drop_in or plan.drop_in_there:
         made.append(search.SearchPath(plan.drop_in, plan.drop_in_line))
     if plan.musl_path:
@@ -395,16 +413,18 @@ def final(path: str, targets: dict[str, str]) -> str:
     for _ in targets:
         if path not in targets:
             break
-        folder, target = root.split(path)[0], targets[path]
+        folder, target = path.rpartition("/")[0], targets[path]
         while target.startswith("../"):
-            folder, target = root.split(folder)[0], target[3:]
+            # Above the root is the root.
+            folder, target = folder.rpartition("/")[0], target[3:]
         path = f"{folder}/{target}"
     return path
 
 
-def prepare(todo: list[Step], host: int, namespace: Namespace) -> list[Step]:
+def prepare(todo: list[Step], host: int, namespace: Namespace, journal: Log | None = None) -> list[Step]:
     """Prepare the steps; those that can be executed come back."""
     ready = []
+    begin = time.monotonic()
     for step in todo:
         try:
             step.prepare(host, namespace)
@@ -414,13 +434,16 @@ def prepare(todo: list[Step], host: int, namespace: Namespace) -> list[Step]:
             leave_out(step, error, namespace, namespace.mark())
         else:
             ready.append(step)
+    if journal is not None:
+        journal.step(f"{len(todo)} steps prepared on the host", begin)
     return ready
 
 
-def run(todo: list[Step], namespace: Namespace) -> None:
+def run(todo: list[Step], namespace: Namespace, journal: Log | None = None) -> None:
     """Run the steps; on a failure take everything back and say which step it was. An optional one is left out."""
     for step in todo:
         mark = namespace.mark()
+        begin = time.monotonic()
         try:
             step.execute(namespace)
         except BaseException as error:
@@ -429,6 +452,8 @@ def run(todo: list[Step], namespace: Namespace) -> None:
                 continue
             left = namespace.undo()
             raise failure(step, error, left) from error
+        if journal is not None:
+            journal.step(step.describe(), begin)
 
 
 def leave_out(step: Step, error: BaseException, namespace: Namespace, mark: int) -> None:

@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Iterator
 
+from ldcache import names
 from ldcache.errors import NvhookError
 from ldcache.tree import Tree
 
@@ -19,7 +20,6 @@ MAX_DEPTH = 16
 MAX_FILES = 4096
 
 _SPACE = b" \t\n\v\f\r"
-_MAGIC = frozenset(b"*?[\\")
 
 
 def folders(tree: Tree, path: bytes) -> list[bytes]:
@@ -88,16 +88,11 @@ def matches(tree: Tree, pattern: bytes) -> list[bytes]:
     for part in pattern.split(b"/"):
         if not part:
             continue
-        if _MAGIC.isdisjoint(part):
-            found = [folder + part for folder in found if _exists(tree, folder + part)]
+        if names.is_pattern(part):
+            wanted = names.Pattern(part)
+            found = [folder + name for folder in found for name in wanted.among(_listed(tree, folder or b"."))]
         else:
-            pattern_part = _Pattern(part)
-            found = [
-                folder + name
-                for folder in found
-                for name in _listed(tree, folder or b".")
-                if (name[:1] != b"." or part.startswith((b".", b"\\."))) and pattern_part.matches(name)
-            ]
+            found = [folder + part for folder in found if _exists(tree, folder + part)]
         if len(found) > MAX_FILES:
             raise _too_much(pattern)
         found = [name + b"/" for name in found]
@@ -122,86 +117,3 @@ def _listed(tree: Tree, folder: bytes) -> list[bytes]:
         return [b".", b"..", *(os.fsencode(name) for name in os.listdir(fd))]
     finally:
         os.close(fd)
-
-
-class _Pattern:
-    """One component of a shell pattern, in the C locale, without named classes.
-
-    Matched in steps of at most name times pattern; the image chose both, and a regular expression of many stars would
-    take for ever.
-    """
-
-    __slots__ = ("tokens",)
-
-    def __init__(self, text: bytes) -> None:
-        # Each is what one character may be; None is any number of any.
-        self.tokens: list[frozenset[int] | None] = []
-        at = 0
-        while at < len(text):
-            token, at = _token(text, at)
-            if token is not None or self.tokens[-1:] != [None]:
-                self.tokens.append(token)
-
-    def matches(self, name: bytes) -> bool:
-        """Whether the whole name fits."""
-        tokens = self.tokens
-        at = here = 0
-        # Behind the last star, and where in the name it stopped; only that one is ever widened.
-        star, stopped = -1, 0
-        while at < len(name):
-            token = tokens[here] if here < len(tokens) else frozenset[int]()
-            if token is None:
-                star, stopped = here + 1, at
-                here += 1
-            elif name[at] in token:
-                at += 1
-                here += 1
-            elif star >= 0:
-                stopped += 1
-                at, here = stopped, star
-            else:
-                return False
-        return all(token is None for token in tokens[here:])
-
-
-_ANY = frozenset(range(0x100))
-
-
-def _token(text: bytes, at: int) -> tuple[frozenset[int] | None, int]:
-    """What the pattern says at `at`, and where it goes on."""
-    character = text[at : at + 1]
-    if character == b"*":
-        return None, at + 1
-    if character == b"?":
-        return _ANY, at + 1
-    if character == b"[" and (bracket := _bracket(text, at + 1)) is not None:
-        return bracket
-    if character == b"\\":
-        # At the end it escapes nothing, and fits nothing.
-        at += 1
-    return frozenset(text[at : at + 1]), at + 1
-
-
-def _bracket(text: bytes, at: int) -> tuple[frozenset[int], int] | None:
-    """The characters that a bracket stands for, and where it ends. None for one that is never closed: a plain `[`."""
-    inverse = text[at : at + 1] in (b"!", b"^")
-    at += inverse
-    found: set[int] = set()
-    first = True
-    while first or text[at : at + 1] != b"]":
-        first = False
-        low, at = _inside(text, at)
-        high = low
-        if text[at : at + 1] == b"-" and text[at + 1 : at + 2] not in (b"]", b""):
-            high, at = _inside(text, at + 1)
-        if low is None or high is None or at >= len(text):
-            return None
-        found.update(range(low, high + 1))
-    return (_ANY - found if inverse else frozenset(found)), at + 1
-
-
-def _inside(text: bytes, at: int) -> tuple[int | None, int]:
-    """One character of a bracket, which may be escaped."""
-    if text[at : at + 1] == b"\\":
-        at += 1
-    return (text[at] if at < len(text) else None), at + 1

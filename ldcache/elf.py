@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import posix
 import struct
+import sys
 
 MAX_HEADERS = 128
 MAX_DYNAMIC = 1 << 20
@@ -23,10 +24,16 @@ PT_DYNAMIC = 2
 DT_NULL = 0
 DT_STRTAB = 5
 DT_SONAME = 14
+PT_GNU_PROPERTY = 0x6474E553
 SHT_NOTE = 7
+NT_GNU_PROPERTY_TYPE_0 = 5
+GNU_PROPERTY_X86_ISA_1_NEEDED = 0xC0008002
+MAX_NOTE = 1 << 16
 
 # Program headers stand right behind the ELF header in what linkers write, and the dynamic section is often near.
 _FIRST_READ = 2048
+_NATIVE = "<" if sys.byteorder == "little" else ">"
+_X86 = (3, 62)
 
 
 class InvalidElf(ValueError):
@@ -202,3 +209,61 @@ def _section(fd: int, head: bytes, layout: _Layout, wanted: bytes) -> tuple[int,
         if fields[1] == SHT_NOTE and text[fields[0] : fields[0] + len(wanted) + 1] == wanted + b"\0":
             return fields[4], fields[5]
     return None
+
+
+def level(fd: int) -> int:
+    """The ISA level that an x86 library asks of the CPU, as a cache's glibc-hwcaps entry has it; 0 for any other file.
+
+    Raises OSError as pread gives it.
+    """
+    head = posix.pread(fd, _FIRST_READ, 0)
+    layout = _LAYOUTS.get(head[:6])
+    if layout is None or len(head) < 64:
+        return 0
+    _, machine, _, _, phoff, _, _, _, phentsize, phnum = layout.header.unpack_from(head, 16)
+    table = head[phoff : phoff + phnum * phentsize]
+    if machine not in _X86 or phentsize != layout.segment.size or len(table) < phnum * phentsize:
+        return 0
+    word = layout.elf_class // 8
+    for fields in layout.segment.iter_unpack(table):
+        offset, size = (fields[2], fields[5]) if layout.wide else (fields[1], fields[4])
+        # Wrongly aligned notes of old linkers are skipped.
+        if fields[0] == PT_GNU_PROPERTY and fields[7] == word and offset < 1 << 63:
+            return level_of_notes(posix.pread(fd, min(size, MAX_NOTE), offset), word)
+    return 0
+
+
+def level_of_notes(notes: bytes, word: int) -> int:
+    """The ISA level that a PT_GNU_PROPERTY's notes ask of an x86 CPU: the number of the highest bit in
+    GNU_PROPERTY_X86_ISA_1_NEEDED (x86-64 psABI, "ISA level"); 0 for none. `word` is what properties are aligned to."""
+    at = 0
+    while at + 12 < len(notes):
+        name_size, size, kind = struct.unpack_from(_NATIVE + "3I", notes, at)
+        if name_size == 4 and kind == NT_GNU_PROPERTY_TYPE_0 and notes[at + 12 : at + 16] == b"GNU\0":
+            # Only the first such note counts.
+            return _level_of_properties(notes[at + 16 : at + 16 + size], size, word)
+        at = _aligned(at + 12 + name_size, word)
+        at = _aligned(at + size, word)
+    return 0
+
+
+def _level_of_properties(properties: bytes, size: int, word: int) -> int:
+    if size < 8 or size % word or len(properties) < size:
+        return 0
+    at = last = 0
+    while size - at >= 8:
+        kind, length = struct.unpack_from(_NATIVE + "2I", properties, at)
+        at += 8
+        # Types stand in ascending order.
+        if kind < last or at + length > size or kind > GNU_PROPERTY_X86_ISA_1_NEEDED:
+            return 0
+        if kind == GNU_PROPERTY_X86_ISA_1_NEEDED:
+            needed: int = struct.unpack_from(_NATIVE + "I", properties, at)[0] if length == 4 else 0
+            return max(needed.bit_length() - 1, 0)
+        last = kind
+        at += _aligned(length, word)
+    return 0
+
+
+def _aligned(value: int, word: int) -> int:
+    return value + -value % word

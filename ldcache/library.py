@@ -13,17 +13,24 @@ import struct
 import sys
 
 from ldcache.cache import native_flags
-from ldcache.elf import DT_NULL, DT_SONAME, DT_STRTAB, ET_DYN, MAX_DYNAMIC, PT_DYNAMIC, PT_LOAD
+from ldcache.elf import (
+    DT_NULL,
+    DT_SONAME,
+    DT_STRTAB,
+    ET_DYN,
+    MAX_DYNAMIC,
+    MAX_NOTE,
+    PT_DYNAMIC,
+    PT_GNU_PROPERTY,
+    PT_LOAD,
+    level_of_notes,
+)
 from ldcache.rules import Rules
 
 PT_INTERP = 3
-PT_GNU_PROPERTY = 0x6474E553
 DT_NEEDED = 1
-NT_GNU_PROPERTY_TYPE_0 = 5
-GNU_PROPERTY_X86_ISA_1_NEEDED = 0xC0008002
 
 MAX_NAME = 4096
-MAX_NOTE = 1 << 16
 _SMALLEST = 64
 _MACHINE_386 = 3
 _MACHINE_X86_64 = 62
@@ -248,39 +255,5 @@ def _level(file: _File, width: _Width, segments: list[_Segment]) -> int:
     for segment in segments:
         # Wrongly aligned notes of old linkers are skipped.
         if segment.kind == PT_GNU_PROPERTY and segment.align == width.word:
-            level = _level_of_notes(file.read(segment.offset, min(segment.size, MAX_NOTE)), width.word) or level
+            level = level_of_notes(file.read(segment.offset, min(segment.size, MAX_NOTE)), width.word) or level
     return level
-
-
-def _level_of_notes(notes: bytes, word: int) -> int:
-    at = 0
-    while at + 12 < len(notes):
-        name_size, size, kind = struct.unpack_from(_NATIVE + "3I", notes, at)
-        if name_size == 4 and kind == NT_GNU_PROPERTY_TYPE_0 and notes[at + 12 : at + 16] == b"GNU\0":
-            # Only the first such note counts.
-            return _level_of_properties(notes[at + 16 : at + 16 + size], size, word)
-        at = _aligned(at + 12 + name_size, word)
-        at = _aligned(at + size, word)
-    return 0
-
-
-def _level_of_properties(properties: bytes, size: int, word: int) -> int:
-    if size < 8 or size % word or len(properties) < size:
-        return 0
-    at = last = 0
-    while size - at >= 8:
-        kind, length = struct.unpack_from(_NATIVE + "2I", properties, at)
-        at += 8
-        # Types stand in ascending order.
-        if kind < last or at + length > size or kind > GNU_PROPERTY_X86_ISA_1_NEEDED:
-            return 0
-        if kind == GNU_PROPERTY_X86_ISA_1_NEEDED:
-            needed: int = struct.unpack_from(_NATIVE + "I", properties, at)[0] if length == 4 else 0
-            return max(needed.bit_length() - 1, 0)
-        last = kind
-        at += _aligned(length, word)
-    return 0
-
-
-def _aligned(value: int, word: int) -> int:
-    return value + -value % word

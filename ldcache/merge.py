@@ -29,7 +29,7 @@ from ldcache.cache import (
     InvalidLdCache,
     serialize,
 )
-from ldcache.order import libcmp_key, misplaced, signed_char, tie_key
+from ldcache.order import TooManyNumbers, libcmp_keys, misplaced, signed_char, tie_key
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,8 +84,11 @@ def merge(
     for entry in new:
         _check_entry(entry)
     signed = signed_char((*cache.entries, *new))
-    new_keys = [libcmp_key(entry.soname, signed_char=signed) for entry in new]
-    keys = [libcmp_key(entry.soname, signed_char=signed) for entry in cache.entries]
+    try:
+        new_keys = libcmp_keys([entry.soname for entry in new], signed_char=signed)
+        keys = libcmp_keys([entry.soname for entry in cache.entries], signed_char=signed)
+    except TooManyNumbers as error:
+        raise UnmergeableLdCache(str(error), 0) from error
     _check_whole(cache, keys)
 
     spellings = tuple([name.rstrip(b"/") for name in (folder, *aliases)])

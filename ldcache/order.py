@@ -29,6 +29,8 @@ _DIGITS_ONLY = bytes(c if 0x30 <= c <= 0x39 else 0x20 for c in range(0x100))
 # A run of digits becomes this byte, which no other character's rank reaches, and its value.
 _RUN = b"\xf6"
 
+MAX_RUNS = 500_000
+
 # Second byte of the flags of architectures whose C char is unsigned: s390x, ppc64, ARM, AArch64, RISC-V.
 _UNSIGNED_CHAR = frozenset((0x400, 0x500, 0x900, 0xA00, 0xB00, 0xF00, 0x1000))
 
@@ -51,6 +53,30 @@ def libcmp_key(soname: bytes, *, signed_char: bool = True) -> bytes:
     parts.append(soname.translate(ranks))
     parts.append(ranks[:1])
     return b"".join(parts)
+
+
+class TooManyNumbers(ValueError):
+    """Sonames with more runs of digits than a cache's order is worth."""
+
+    __slots__ = ()
+
+
+def libcmp_keys(sonames: list[bytes], *, signed_char: bool = True) -> list[bytes]:
+    """The libcmp_key of each soname, made once of equal ones.
+
+    A cache may hold a hundred thousand names of nothing but digits and letters by turns, and each run of digits takes
+    its time. Raises TooManyNumbers beyond MAX_RUNS of them in different names.
+    """
+    made: dict[bytes, bytes] = {}
+    left = MAX_RUNS
+    for soname in sonames:
+        if soname not in made:
+            key = made[soname] = libcmp_key(soname, signed_char=signed_char)
+            # Each run is one _RUN byte in the key; bytes of the values may look like one, which only counts too much.
+            left -= key.count(_RUN)
+            if left < 0:
+                raise TooManyNumbers(f"more than {MAX_RUNS} numbers in its sonames")
+    return [made[soname] for soname in sonames]
 
 
 def _run_key(run: bytes) -> bytes:

@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable
 
-from ldcache import library, links
+from ldcache import library, links, names
 from ldcache.cache import HWCAP_EXTENSION, MAX_HWCAPS, MAX_PATH, MAX_SONAME, Entry
 from ldcache.library import Library
 from ldcache.order import libcmp, libcmp_key, wraps
@@ -94,7 +94,7 @@ class Scanner:
     def _add_hwcaps(self, path: bytes, kind: int) -> None:
         inside = path + b"/glibc-hwcaps"
         for name, entry_type in self._listed(inside, quiet=True):
-            if name[:1] == b"." or b":" in name or entry_type == stat.S_IFREG:
+            if not names.is_hwcaps(name) or entry_type == stat.S_IFREG:
                 continue
             try:
                 status = self.tree.status(inside + b"/" + name)
@@ -154,11 +154,11 @@ class Scanner:
     def _may_matter(self, folder: Folder, name: bytes, entry_type: int) -> bool:
         if entry_type not in (stat.S_IFREG, stat.S_IFLNK, stat.S_IFDIR):
             return False
-        if not is_library_name(name):
+        if not names.is_library(name):
             # In a glibc-hwcaps folder links of any name count, for whatever reason.
             if entry_type == stat.S_IFREG or (folder.hwcaps is None and not self.rules.is_legacy_folder(name)):
                 return False
-        return not is_temporary(name, self.rules)
+        return not names.is_temporary(name, self.rules.skips_package_managers)
 
     def _remove_dangling(self, path: bytes) -> None:
         try:
@@ -194,18 +194,6 @@ def _type(entry: os.DirEntry[str]) -> int:
     if entry.is_dir(follow_symlinks=False):
         return stat.S_IFDIR
     return stat.S_IFREG if entry.is_file(follow_symlinks=False) else 0
-
-
-def is_library_name(name: bytes) -> bool:
-    """Whether a file of that name may be a library or the loader (`_dl_is_dso`)."""
-    return name.startswith((b"lib", b"ld-", b"ld.so.", b"ld64.so.")) and b".so" in name
-
-
-def is_temporary(name: bytes, rules: Rules) -> bool:
-    """Whether prelink, dpkg or rpm made the file and will rename it."""
-    if name.endswith(b".#prelink#") or (len(name) >= 17 and name[-17:-6] == b".#prelink#."):
-        return True
-    return rules.skips_package_managers and (b";" in name or name.endswith((b".dpkg-new", b".dpkg-tmp")))
 
 
 class _Winner:

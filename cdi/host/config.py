@@ -78,6 +78,16 @@ def folder(value: Any) -> str:
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
+def log_file(value: Any) -> str:
+    """An absolute path of a file; "" for none, as /dev/null, which NVIDIA's file may name, comes to."""
+    path = string(value)
+    if path in ("", "/dev/null"):
+        return ""
+    if not path.startswith("/") or path.endswith("/"):
+        raise ValueError("an absolute path of a file")
+    return path
+
+
 def choice(*values: str) -> Convert:
     """One of a few words."""
 
@@ -106,6 +116,8 @@ KEYS: dict[str, Key] = {
     "driver.load-kmods": Key("load nvidia-uvm and nvidia-modeset, and make nodes, where these are missing", boolean),
     "driver.root": Key("where the driver's files lie on the host", folder),
     "features.ignore-imex-channel-requests": Key("give no IMEX channels", boolean),
+    "log.file": Key("where the hook writes what went wrong, or more; none by default", log_file),
+    "log.level": Key("how much: error, warning, info or debug", choice("error", "warning", "info", "debug")),
     "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),
 }
 
@@ -133,7 +145,7 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "features.disable-imex-channel-creation": (None, boolean),
     "features.ignore-imex-channel-requests": ("features.ignore-imex-channel-requests", boolean),
     "features.no-additional-gids-for-device-nodes": (None, boolean),
-    "nvidia-container-cli.debug": (None, string),
+    "nvidia-container-cli.debug": ("log.file", log_file),
     "nvidia-container-cli.environment": (None, strings),
     "nvidia-container-cli.ldcache": (None, string),
     "nvidia-container-cli.ldconfig": (None, string),
@@ -199,7 +211,27 @@ def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
         converted = judged(path, name, value, convert)
         if ours is not None:
             values[ours] = converted
+    if path == settings.NVIDIAS:
+        nvidias_log(values)
     return values, warnings
+
+
+# The words of NVIDIA's runtime that are not ours.
+LEVELS = {"trace": "debug", "warn": "warning", "fatal": "error", "panic": "error"}
+
+
+def nvidias_log(values: dict[str, Any]) -> None:
+    """One log for the two that NVIDIA's programs write. That of the command line tool is for debugging, without a
+    level; the runtime's counts where there is no other, from its level on."""
+    if values.get("log.file"):
+        values["log.level"] = "debug"
+        return
+    file = values.get("nvidia-container-runtime.debug", "")
+    if file.startswith("/") and log_file(file.rstrip("/")):
+        level = values.get("nvidia-container-runtime.log-level", "info")
+        level = LEVELS.get(level, level)
+        values["log.file"] = file
+        values["log.level"] = level if level in ("error", "warning", "info", "debug") else "info"
 
 
 def flat(table: dict[str, Any], tables: set[str], above: str = "") -> list[tuple[str, Any]]:

@@ -31,6 +31,8 @@ DEFAULTS: dict[str, Any] = {
     "driver.load-kmods": True,
     "driver.root": "/",
     "features.ignore-imex-channel-requests": False,
+    "log.file": "",
+    "log.level": "warning",
     "prestart.no-cgroups": False,
     "supported-driver-capabilities": list(CAPABILITIES),
     "swarm-resource": [],

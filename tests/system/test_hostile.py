@@ -223,6 +223,35 @@ def test_a_failed_finish_takes_its_mounts_back(
     assert report.read_text().split() == ["1", "0"]
 
 
+def test_no_file_of_the_image_is_a_mounts_source(prefix: Path, make_bundle: MakeBundle, tmp_path: Path) -> None:
+    """The image has a file where the link belongs, and one of its own where the host's library should be."""
+    finish = create_container(prefix, "--link", f"libx.so.9::{MULTIARCH}/libx.so.1")
+    bundle = make_bundle("true", create_container=reported([finish], tmp_path / "report"))
+    for name in ("libx.so.1", "libx.so.9"):
+        (bundle.root / MULTIARCH.lstrip("/") / name).write_text(name)
+    bundle.run()
+    assert f"no file of the host is at {MULTIARCH}/libx.so.9" in (tmp_path / "report").read_text()
+    assert (bundle.root / MULTIARCH.lstrip("/") / "libx.so.1").read_text() == "libx.so.1"
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_source_of_a_covered_name_is_the_hosts_file(
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path, linked: bool
+) -> None:
+    """As config.json names it, a link too, which the runtime has followed."""
+    library = host.library("libcuda.so.1")
+    source = library
+    if linked:
+        source = tmp_path / "link"
+        source.symlink_to(library)
+    where = f"{MULTIARCH}/{library.name}"
+    finish = create_container(prefix, "--link", f"{library.name}::{MULTIARCH}/libcuda.so.1")
+    script = f"stat -c %d:%i {MULTIARCH}/libcuda.so.1"
+    bundle = make_bundle(script, create_container=[finish], mounts=[bind(source, where, "ro")])
+    (bundle.root / MULTIARCH.lstrip("/") / "libcuda.so.1").write_text("the image's own")
+    assert output(bundle) == f"{library.stat().st_dev}:{library.stat().st_ino}\n"
+
+
 @pytest.mark.parametrize("damage", ["machine", "offset"])
 def test_an_odd_library_in_a_volume_is_left_out(
     prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path, damage: str
@@ -288,7 +317,7 @@ def test_inverses_are_there_before_ownership_is(tmp_path: Path) -> None:
         "place.base = root.open_root(sys.argv[1]); place.ids = (100000, 100000)\n"
         "from ldcache import kernel\n"
         "place.base_mount = kernel.mount_id(place.base)\n"
-        "links = [steps.Link(path, 'x', '/x') for path in ('/link', '/old', '/d/e/link')]\n"
+        "links = [steps.Link(path, 'x', '/x', None) for path in ('/link', '/old', '/d/e/link')]\n"
         "for step in links:\n"
         "    try: step.execute(place)\n"
         "    except Exception as error: print(type(error).__name__)\n"

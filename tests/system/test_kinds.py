@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cdi.host import store
-from hook import injection, planner
+from hook import injection, loader, planner
 from ldcache import cache as loader_cache
 from tests import roots, simhost
 from tests.containers import Bundle, Hook, hook
@@ -216,6 +216,30 @@ def test_a_stale_folder_does_not_win_over_earlier_ones(kind: MakeKind) -> None:
     assert image.shell("resolve libimage.so.1") == [f"libimage.so.1 {roots.IMAGE_FOLDER}/libimage.so.1"]
 
 
+def test_the_first_of_several_stale_folders_wins(kind: MakeKind) -> None:
+    """As ldconfig has it; and none of them wins over a folder that the cache knows."""
+    image = kind()
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("/opt/one\n/opt/two\n/opt/three\n")
+    for folder in ("two", "three"):
+        add_library(image, f"/opt/{folder}/libmore.so.1", "libmore.so.1")
+        add_library(image, f"/opt/{folder}/lib{folder}.so.1", f"lib{folder}.so.1")
+    assert image.shell("resolve libmore.so.1 libtwo.so.1 libthree.so.1") == [
+        "libmore.so.1 /opt/two/libmore.so.1",
+        "libtwo.so.1 /opt/two/libtwo.so.1",
+        "libthree.so.1 /opt/three/libthree.so.1",
+    ]
+
+
+def test_variants_for_newer_processors_in_a_stale_folder(kind: MakeKind) -> None:
+    """The loader takes what its ldconfig would have listed; x86-64-v2 is what every machine of today is."""
+    image = kind()
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("/opt/more\n")
+    variant = "/opt/more/glibc-hwcaps/x86-64-v2/libmore.so.1"
+    add_library(image, "/opt/more/libmore.so.1", "libmore.so.1")
+    add_library(image, variant, "libmore.so.1")
+    assert image.shell("resolve libmore.so.1; ldconfig; resolve libmore.so.1") == [f"libmore.so.1 {variant}"] * 2
+
+
 def test_a_stale_folder_that_is_too_big_is_left(kind: MakeKind) -> None:
     image = kind()
     (image.root / "etc/ld.so.conf.d/more.conf").write_text("/opt/more\n")
@@ -225,6 +249,62 @@ def test_a_stale_folder_that_is_too_big_is_left(kind: MakeKind) -> None:
         (folder / f"lib{number}.so").touch()
     assert image.shell("resolve libcuda.so.1") == [f"libcuda.so.1 {MULTIARCH}/libcuda.so.1"]
     assert "/opt/more of the container is not read into /etc/ld.so.cache" in image.warnings()
+
+
+def test_more_stale_folders_than_a_start_reads(kind: MakeKind) -> None:
+    image = kind()
+    folders = [f"/opt/more/{number:02}" for number in range(loader.STALE_MAX + 2)]
+    (image.root / "etc/ld.so.conf.d/more.conf").write_text("\n".join(folders))
+    for folder in folders:
+        add_library(image, f"{folder}/liba{folder[-2:]}.so.1", f"liba{folder[-2:]}.so.1")
+    assert image.shell("resolve liba00.so.1 libcuda.so.1") == [
+        "liba00.so.1 /opt/more/00/liba00.so.1",
+        f"libcuda.so.1 {MULTIARCH}/libcuda.so.1",
+    ]
+    assert image.warnings().count("is not read into /etc/ld.so.cache") == 1
+
+
+# Caches that can't be kept
+
+
+def spoil(image: Kind, *more: loader_cache.Entry) -> bytes:
+    """Leave the image a cache whose order doesn't hold, which no ldconfig writes."""
+    path = image.root / "etc/ld.so.cache"
+    parsed = loader_cache.parse(path.read_bytes())
+    parsed.entries.reverse()
+    parsed.entries += more
+    path.write_bytes(loader_cache.serialize(parsed))
+    return path.read_bytes()
+
+
+def test_a_cache_out_of_order_is_left(kind: MakeKind) -> None:
+    """The loader's default folders have our libraries, and the image's next ldconfig makes all well."""
+    image = kind()
+    before = spoil(image)
+    assert found(image.shell(RESOLVE)) == image.identities()
+    assert (image.root / "etc/ld.so.cache").read_bytes() == before
+    assert "/etc/ld.so.cache of the container is left as it is: entry 1" in image.warnings()
+    assert "the loader finds" not in image.warnings()
+    assert found(image.shell(LDCONFIG)) == image.identities()
+    loader_cache.parse((image.root / "etc/ld.so.cache").read_bytes())
+
+
+def test_a_cache_out_of_order_that_has_a_rival(kind: MakeKind) -> None:
+    image = kind()
+    spoil(image, loader_cache.Entry(b"libcuda.so.1", b"/opt/libcuda.so.1", 0x303))
+    image.shell("true")
+    assert "the loader finds /opt/libcuda.so.1 of the image, not the host's" in image.warnings()
+
+
+def test_a_cache_out_of_order_where_nothing_else_is_searched(kind: MakeKind) -> None:
+    """The loader is Debian's, which does not search /usr/lib64 by itself."""
+    image = kind("lib64")
+    before = spoil(image)
+    done = image.bundle("true").run()
+    assert done.returncode != 0
+    assert "/etc/ld.so.cache of the container is left as it is" in image.warnings()
+    assert "remedy: run ldconfig in the image" in image.warnings()
+    assert (image.root / "etc/ld.so.cache").read_bytes() == before
 
 
 # Images with driver files of their own

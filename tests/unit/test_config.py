@@ -81,6 +81,8 @@ def test_every_key_has_a_default_and_a_line_in_the_manual() -> None:
         ('[driver]\nroot = "/run//nvidia/driver/"', {"driver.root": "/run/nvidia/driver"}),
         ("[features]\nignore-imex-channel-requests = true", {"features.ignore-imex-channel-requests": True}),
         ("[prestart]\nno-cgroups = true", {"prestart.no-cgroups": True}),
+        ('[log]\nfile = "/var/log/nvhook.log"', {"log.file": "/var/log/nvhook.log"}),
+        ('[log]\nfile = "/dev/null"\nlevel = "debug"', {"log.file": "", "log.level": "debug"}),
         ("", {}),
     ],
 )
@@ -99,6 +101,9 @@ def test_our_keys(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
         ('compat.requirements = "of"', "it must be one of enforce, warn, off"),
         ("compat.requirements = []", "it must be one of enforce, warn, off"),
         ('driver.root = "run"', "it must be an absolute path"),
+        ('log.file = "nvhook.log"', "it must be an absolute path of a file"),
+        ('log.file = "/var/log/"', "it must be an absolute path of a file"),
+        ('log.level = "trace"', "it must be one of error, warning, info, debug"),
         ("disable-require = tru", "is no TOML"),
         ("a = 1\na = 2", "is no TOML"),
     ],
@@ -166,7 +171,7 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     ("features.disable-imex-channel-creation", "true", {}),
     ("features.ignore-imex-channel-requests", "true", {"features.ignore-imex-channel-requests": True}),
     ("features.no-additional-gids-for-device-nodes", "true", {}),
-    ("nvidia-container-cli.debug", '"/var/log/cli.log"', {}),
+    ("nvidia-container-cli.debug", '"/var/log/cli.log"', {"log.file": "/var/log/cli.log", "log.level": "debug"}),
     ("nvidia-container-cli.environment", '["A=1"]', {}),
     ("nvidia-container-cli.ldcache", '"/etc/ld.so.cache"', {}),
     ("nvidia-container-cli.ldconfig", '"@/sbin/ldconfig.real"', {}),
@@ -176,7 +181,11 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     ("nvidia-container-cli.path", '"/usr/bin/nvidia-container-cli"', {}),
     ("nvidia-container-cli.root", '"/run/nvidia/driver"', {"driver.root": "/run/nvidia/driver"}),
     ("nvidia-container-cli.user", '"root:video"', {}),
-    ("nvidia-container-runtime.debug", '"/x.log"', {"nvidia-container-runtime.debug": "/x.log"}),
+    (
+        "nvidia-container-runtime.debug",
+        '"/x.log"',
+        {"nvidia-container-runtime.debug": "/x.log", "log.file": "/x.log", "log.level": "info"},
+    ),
     ("nvidia-container-runtime.log-level", '"debug"', {"nvidia-container-runtime.log-level": "debug"}),
     ("nvidia-container-runtime.mode", '"legacy"', {"nvidia-container-runtime.mode": "legacy"}),
     (
@@ -229,6 +238,25 @@ def test_each_of_nvidias_keys_has_its_test() -> None:
 def test_nvidias_compat_modes(tmp_path: Path, mode: str) -> None:
     text = f'[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = "{mode}"'
     assert values(tmp_path, settings.NVIDIAS, text) == {"compat.forward-compatibility": True}
+
+
+@pytest.mark.parametrize(
+    ("cli", "runtime", "level", "expected"),
+    [
+        ("/c.log", "/r.log", "error", ("/c.log", "debug")),
+        ("/dev/null", "/r.log", "error", ("/r.log", "error")),
+        ("", "/r.log", "warn", ("/r.log", "warning")),
+        ("", "/r.log", "trace", ("/r.log", "debug")),
+        ("", "/r.log", "bogus", ("/r.log", "info")),
+        ("", "/dev/null", "debug", ("", None)),
+    ],
+)
+def test_nvidias_two_logs_are_one(
+    tmp_path: Path, cli: str, runtime: str, level: str, expected: tuple[str, str | None]
+) -> None:
+    text = f'[nvidia-container-cli]\ndebug = "{cli}"\n[nvidia-container-runtime]\n'
+    found = values(tmp_path, settings.NVIDIAS, f'{text}debug = "{runtime}"\nlog-level = "{level}"\n')
+    assert (found["log.file"], found.get("log.level")) == expected
 
 
 def test_the_default_file_of_nvidia(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
+    # Only where something is to be logged.
+    "hook.log",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",
@@ -75,6 +77,10 @@ def test_hot_modules_import_hot_modules_only() -> None:
         if other not in allowed and (name, other) not in NOT_REACHED
     ]
     assert found == []
+
+
+def test_a_start_without_a_log_does_not_import_it() -> None:
+    assert "hook.log" not in loaded("hook.start", "hook.prestart", "hook.injection", "hook.create_container")
 
 
 def test_a_cold_import_is_found() -> None:

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-import fnmatch
 import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ldcache import imageconf, root
 
@@ -130,27 +127,16 @@ def test_texts_count_together(tmp_path: Path) -> None:
     assert made.folders == ["/a", "/last"]
 
 
-@given(st.text("ab*?[]!-.", max_size=8), st.text("ab.-", max_size=8))
-def test_patterns(pattern: str, name: str) -> None:
-    """fnmatch reads `[^…]` and `[]…]` otherwise than glob(3) does, so brackets are left to the test below."""
-    if not set("[]") & set(pattern):
-        assert imageconf.matches(pattern, name) == fnmatch.fnmatchcase(name, pattern)
-    imageconf.matches(pattern, name)
-
-
-@pytest.mark.parametrize(
-    ("pattern", "name", "expected"),
-    [
-        ("[ab].conf", "a.conf", True),
-        ("[!ab].conf", "a.conf", False),
-        ("[^ab].conf", "c.conf", True),
-        ("[a-c]*", "bxx", True),
-        ("[]a]", "]", True),
-        ("[", "[", True),
-        ("\\*", "*", True),
-        ("\\*", "a", False),
-        ("*a*b*c", "a" * 200, False),
-    ],
-)
-def test_brackets(pattern: str, name: str, expected: bool) -> None:
-    assert imageconf.matches(pattern, name) is expected
+def test_what_wants_to_take_long(tmp_path: Path) -> None:
+    """Patterns against long names, a thousand listings, a folder named again and again: a start waits for it."""
+    names = tmp_path / "etc/n"
+    names.mkdir(parents=True)
+    for number in range(2000):
+        (names / f"{number:04}{'a' * 200}").touch()
+    slow = "include /etc/n/*" + "a" * 100 + "b\n"
+    many = "".join(f"/folder-{number}\n" for number in range(1000))
+    texts = {"patterns": slow * 1000, "listings": "include /etc/n/*\n" * 20000, "again": many + "/folder-999\n" * 60000}
+    for name, text in texts.items():
+        begin = time.process_time()
+        read(tmp_path, main=text)
+        assert time.process_time() - begin < 2, name

@@ -9,12 +9,16 @@ from pathlib import Path
 import pytest
 
 from ldcache import cache, imagescan, root
+from tests import stubs
 from tests.simhost import elfwriter
 from tests.simhost.tree import Tree
 
 
 def scanned(top: Path, folder: str) -> set[tuple[str, str]]:
-    return {(entry.soname.decode(), entry.path.decode()) for entry in imagescan.scan(root.open_root(str(top)), folder)}
+    return {
+        (entry.soname.decode(), entry.path.decode())
+        for entry in imagescan.Scanner(root.open_root(str(top))).scan(folder)
+    }
 
 
 @pytest.fixture
@@ -60,16 +64,49 @@ def test_a_soname_with_a_slash_stays_out(tree: Tree) -> None:
     assert not any(".." in path for _, path in scanned(tree.top, "/lib"))
 
 
+def test_glibc_hwcaps_as_ldconfig_does(tree: Tree) -> None:
+    inside = "/lib/glibc-hwcaps/x86-64-v3"
+    tree.write(f"{inside}/liba.so.1.2", stubs.stub("liba.so.1", level="x86-64-v3"))
+    tree.write(f"{inside}/libplain.so.1", elfwriter.shared_object("libplain.so.1"))
+    tree.link(f"{inside}/name", "libplain.so.1")
+    tree.write("/lib/glibc-hwcaps/.hidden/liba.so.1", elfwriter.shared_object("liba.so.1"))
+    tree.write("/lib/glibc-hwcaps/a:b/liba.so.1", elfwriter.shared_object("liba.so.1"))
+    tree.write("/lib/glibc-hwcaps/file", "")
+    scanner = imagescan.Scanner(root.open_root(str(tree.top)))
+    assert scanner.hwcaps("/lib") == ["x86-64-v3"]
+    assert scanner.hwcaps("/nowhere") == []
+    ours = scanner.scan("/lib", "x86-64-v3")
+    tree.write("/etc/ld.so.conf", "/lib\n")
+    tree.ldconfig()
+    theirs = [entry for entry in cache.parse(tree.path("/etc/ld.so.cache").read_bytes()).entries if entry.hwcaps]
+    assert sorted(map(repr, ours)) == sorted(map(repr, theirs))
+    assert [entry.level for entry in theirs if entry.soname == b"liba.so.1"] == [2]
+
+
+def test_a_start_reads_so_many_and_no_more(tmp_path: Path) -> None:
+    for folder in ("a", "b", "c"):
+        (tmp_path / folder).mkdir()
+        for number in range(imagescan.ALL_LIBRARIES_MAX // 2):
+            (tmp_path / folder / f"lib{number}.so").touch()
+    scanner = imagescan.Scanner(root.open_root(str(tmp_path)))
+    scanner.scan("/a")
+    scanner.scan("/b")
+    with pytest.raises(OSError, match="read"):
+        scanner.scan("/c")
+
+
 def test_bounds(tmp_path: Path) -> None:
     for number in range(imagescan.LIBRARIES_MAX + 1):
         (tmp_path / f"lib{number}.so").touch()
     with pytest.raises(OSError, match="read") as caught:
-        imagescan.scan(root.open_root(str(tmp_path)), "/")
+        imagescan.Scanner(root.open_root(str(tmp_path))).scan("/")
     assert caught.value.errno == errno.E2BIG
 
 
 def test_flags_are_the_machines(tree: Tree) -> None:
     (found,) = [
-        entry for entry in imagescan.scan(root.open_root(str(tree.top)), "/lib") if entry.soname == b"libarm.so.1"
+        entry
+        for entry in imagescan.Scanner(root.open_root(str(tree.top))).scan("/lib")
+        if entry.soname == b"libarm.so.1"
     ]
     assert found.flags == cache.FLAGS["aarch64"]

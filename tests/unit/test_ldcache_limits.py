@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,29 @@ def test_a_cache_that_is_replaced_while_it_is_read(tree: Path, image: Path, verb
     finally:
         stop.set()
         thread.join()
+
+
+DIGITS = b"1a" * 127
+HOSTILE_SONAMES = {
+    "equal": [DIGITS] * cache.MAX_ENTRIES,
+    "different": [b"lib%06d" % n + DIGITS[:120] for n in range(cache.MAX_ENTRIES, 0, -1)],
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE_SONAMES)
+def test_sonames_of_nothing_but_numbers_take_no_time(name: str) -> None:
+    """Each run of digits is compared by its value; twelve million of them took seconds of a start."""
+    entries = [Entry(soname, b"/opt/liba.so", 0x303) for soname in HOSTILE_SONAMES[name]]
+    data = cache.serialize(cache.Cache(entries, generator=b"g"))
+    ours = [Entry(b"libours.so.1", b"/usr/lib/libours.so.1", 0x303)]
+    begin = time.process_time()
+    try:
+        merged = merge.merge(cache.parse(data), b"/usr/lib", ours, whole_folder=False, win=True)
+        cache.serialize(merge.merge(merged, b"/usr/lib32", ours, whole_folder=False, win=True))
+        assert name == "equal"
+    except merge.UnmergeableLdCache as error:
+        assert name == "different" and "numbers in its sonames" in str(error)
+    assert time.process_time() - begin < SECONDS
 
 
 @pytest.mark.parametrize("count", [1_000, 10_000, 100_000])
