@@ -30,14 +30,18 @@ def parser() -> argparse.ArgumentParser:
 
 def add_generate(verb: argparse.ArgumentParser) -> None:
     """The options of `cdi generate`."""
-    from cdi import content
+    from cdi import content, modes
     from cdi.host import inventory
 
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
     verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
     content.add_arguments(verb)
+    modes.add_arguments(verb)
+    verb.add_argument("--strict", action="store_true", help="fail if a GPU has to be left out")
     inventory.add_root_arguments(verb)
+    # A file outlives this look, and a GPU that is lost has its UUID in /proc all the same.
+    verb.set_defaults(nvml="health")
 
 
 def add_list(verb: argparse.ArgumentParser) -> None:
@@ -139,16 +143,13 @@ def check_transform(top: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """`cdi generate`. Raises NvhookError."""
-    from cdi import generate, spec
-    from cdi.host import inventory
+    from cdi import ceiling, generate, replacement, spec
 
     output = arguments.output
-    wanted: generate.Options = arguments.content
-    hook_path = "" if wanted.layout else arguments.hook_path or find_hook()
-    found, _ = inventory.current(inventory.options_of(arguments))
-    made = generate.make(found, hook_path, wanted)
-    warn(found["warnings"] + generate.left_out(found, wanted))
-    note(generate.notes(found, made, wanted))
+    hook_path = "" if arguments.no_hooks else arguments.hook_path or find_hook()
+    whole, said = of_this_host(arguments, hook_path)
+    made, dropped = ceiling.fit(ceiling.add_groups(whole), arguments.spec_version_max)
+    warn(said + dropped)
     try:
         text = spec.serialise(made, form_of(arguments))
     except spec.InvalidSpec as error:
@@ -158,8 +159,29 @@ def run_generate(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     warn([f"{name} in the same folder is no spec that can be read" for name in generate.refuse_conflict(output, made)])
+    warn(replacement.check(output, made))
     spec.write(output, text)
     return 0
+
+
+def of_this_host(arguments: argparse.Namespace, hook_path: str) -> tuple[dict[str, Any], list[str]]:
+    """The spec of the mode asked for, and what is to be said of it. Raises NvhookError."""
+    from cdi import generate, modes
+    from cdi.host import inventory
+
+    options = inventory.options_of(arguments)
+    mode = modes.resolve(arguments.mode, options)
+    wanted: generate.Options = arguments.content
+    if mode != "nvml":
+        if wanted.layout:
+            raise NvhookError(f"--no-hooks is not for the mode {mode}", "leave it away: its hook makes the links")
+        return modes.make(mode, options, hook_path, tuple(arguments.csv_files), tuple(arguments.csv_ignored))
+    found, _ = inventory.current(options)
+    made = generate.make(found, hook_path, wanted)
+    if arguments.strict:
+        generate.refuse_left_out(found, wanted)
+    note(generate.notes(found, made, wanted))
+    return made, found["warnings"] + generate.left_out(found, wanted)
 
 
 def form_of(arguments: argparse.Namespace) -> spec.Format:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 
-from cdi import finish, generate, hookless, names, versions
+from cdi import ceiling, finish, generate, hookless, names, versions
 from cdi.host import settings
 
 
@@ -33,10 +33,11 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--spec-version-max",
         choices=versions.KNOWN[2:],
-        default=generate.NEWEST,
+        default=ceiling.DEFAULT,
         metavar="VERSION",
         help="the newest version of the CDI specification that may be used; from 0.6.0 on, devices carry their NUMA "
-        f"node; default: {generate.NEWEST}, which podman 4 reads",
+        "node, from 0.7.0 on containers are given the groups of nodes that not everybody may open; default: "
+        f"{ceiling.DEFAULT}, which podman 4 reads",
     )
 
 
@@ -72,5 +73,5 @@ def options_of(arguments: argparse.Namespace) -> generate.Options:
         device_ids=tuple(items(arguments.device_id)) or None,
         all_device=not arguments.no_all_device,
         kind=kind,
-        newest=arguments.spec_version_max,
+        numa=versions.KNOWN.index(arguments.spec_version_max) >= versions.KNOWN.index("0.6.0"),
     )

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdi import capabilities, finish, hookless, reader, spec, versions
-from cdi.host import settings
+from cdi import capabilities, finish, hookless, reader, replacement, spec, versions
+from cdi.host import libraries, settings, table
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
@@ -30,16 +30,15 @@ ENV = ["NVIDIA_VISIBLE_DEVICES=void"]
 # A spec serves every container, and 32-bit twins are for those that ask.
 CAPABILITIES = tuple(name for name in settings.CAPABILITIES if name != "compat32")
 STRATEGIES = ("index", "uuid", "type-index")
-# What podman 4 reads; names by index need it.
-NEWEST = "0.5.0"
 NUMA_NODE = "nvhook/numa-node"
+NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a spec is to have. `layout` is one of hookless.LAYOUTS for a spec without a hook, else None; `parts` some of
-    finish.PARTS. `device_ids` are indexes, UUIDs or bus ids, or one of `all` and `none`; None means all. `newest` is
-    the latest version of the CDI specification that may be used."""
+    finish.PARTS. `device_ids` are indexes, UUIDs or bus ids, or one of `all` and `none`; None means all. With
+    `numa` the devices carry their NUMA node in an annotation, which needs version 0.6.0."""
 
     layout: str | None = None
     parts: tuple[str, ...] = finish.PARTS
@@ -48,7 +47,7 @@ class Options:
     device_ids: tuple[str, ...] | None = None
     all_device: bool = True
     kind: str = KIND
-    newest: str = NEWEST
+    numa: bool = False
 
 
 DEFAULTS = Options()
@@ -57,42 +56,56 @@ DEFAULTS = Options()
 def make(found: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> dict[str, Any]:
     """The spec of an inventory. `hook_path` is absolute, where the container's runtime will find the launcher.
 
-    Raises NvhookError where there is nothing to generate for (no control node, no GPU with its node), for an unknown
-    device id, and for content that `options.newest` does not hold.
+    Raises NvhookError where there is nothing to generate for (no control node, no GPU with its node, no library), and
+    for an unknown device id.
     """
     inventory = chosen(found, options)
     if not any(node["role"] == "control" for node in inventory["nodes"]):
-        raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
-    roles = capabilities.node_roles(options.capabilities)
-    edits = {
-        "env": ENV,
-        "deviceNodes": [_node(node) for node in inventory["nodes"] if node["role"] in roles],
-        "hooks": [] if options.layout else finish.hook(inventory, hook_path, options.parts),
-        "mounts": _mounts(inventory, options.layout),
-    }
+        raise NvhookError("/dev/nvidiactl is missing on the host", NO_NODE_REMEDY)
+    edits = common(inventory, hook_path, options)
     devices = _devices(inventory, options)
     made: dict[str, Any] = {"cdiVersion": "", "kind": options.kind, "devices": devices, "containerEdits": edits}
     made = spec.without_empty(made)
-    needed = versions.minimum_version(made)
-    if versions.KNOWN.index(needed) > versions.KNOWN.index(options.newest):
-        what = f"the spec would be of version {needed}, and {options.newest} is the newest that may be used"
-        remedy = "names by index and nodes with two paths need 0.5.0, a dot in the class 0.6.0; allow that, or avoid it"
-        raise NvhookError(what, remedy)
-    return {"cdiVersion": needed, **made}
+    return {"cdiVersion": versions.minimum_version(made), **made}
+
+
+def common(inventory: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> dict[str, Any]:
+    """What every device of a spec brings, of an inventory that has what the spec is to have. Raises NvhookError where
+    there is no library."""
+    if not inventory["libraries"]:
+        raise _no_library(inventory)
+    roles = capabilities.node_roles(options.capabilities)
+    return {
+        "env": ENV,
+        "deviceNodes": nodes([node for node in inventory["nodes"] if node["role"] in roles]),
+        "hooks": [] if options.layout else finish.hook(inventory, hook_path, options.parts),
+        "mounts": _mounts(inventory, options.layout),
+    }
+
+
+def _no_library(inventory: dict[str, Any]) -> NvhookError:
+    version, others = inventory["driver"]["version"], inventory["other_versions"]
+    what = libraries.nothing(version, inventory["searched"], others)
+    if others:
+        return NvhookError(
+            what, f"reboot, or unload the module and load that of {others[-1]}, or install {version} again"
+        )
+    roots = " or ".join(table.DRIVER_ROOTS)
+    return NvhookError(what, f"give --library-search-path, or --driver-root, as for a driver in {roots}")
 
 
 def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
     """The inventory, less what the capabilities don't bring and the GPUs that are not asked for."""
     groups = capabilities.groups(options.capabilities)
     classes = capabilities.classes(options.capabilities)
-    libraries = [
+    brought = [
         item
         for item in inventory["libraries"]
         if item["class"] in classes and groups & {item["capability"], *item["also"]}
     ]
     return inventory | {
         "gpus": _chosen_gpus(inventory, options.device_ids),
-        "libraries": libraries,
+        "libraries": brought,
         "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
         "files": [item for item in inventory["files"] if item["capability"] in groups],
         "sockets": [item for item in inventory["sockets"] if item["capability"] in options.capabilities],
@@ -141,7 +154,17 @@ def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
             lines += _mig_left_out(gpu, mine, options)
         elif gpu["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) has no name by UUID: nothing tells its UUID")
+    if "compute" in options.capabilities and not any(node["role"] == "uvm" for node in found["nodes"]):
+        lines.append(f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.MODULES['/dev/nvidia-uvm']}")
     return lines
+
+
+def refuse_left_out(found: dict[str, Any], options: Options = DEFAULTS) -> None:
+    """Raises NvhookError where `left_out` has something to say."""
+    lines = left_out(found, options)
+    if lines:
+        what = f"no spec is written, for it would not have all: {'; '.join(lines)}"
+        raise NvhookError(what, "repair what is named, or leave --strict away")
 
 
 def _mig_left_out(gpu: dict[str, Any], mine: list[dict[str, Any]], options: Options) -> list[str]:
@@ -222,9 +245,9 @@ def _mig(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str, Any]]
 
 
 def _annotations(gpu: dict[str, Any], options: Options) -> dict[str, str]:
-    """The NUMA node, for whoever places work; annotations came with version 0.6.0."""
+    """The NUMA node, for whoever places work."""
     node = gpu["numa_node"]
-    if node is None or node < 0 or versions.KNOWN.index(options.newest) < versions.KNOWN.index("0.6.0"):
+    if not options.numa or node is None or node < 0:
         return {}
     return {NUMA_NODE: str(node)}
 
@@ -238,6 +261,11 @@ def _gpu_nodes(inventory: dict[str, Any], gpu: dict[str, Any], options: Options)
     roles = capabilities.gpu_roles(options.capabilities)
     found = [node for node in inventory["nodes"] if node["role"] in roles and node["gpu"] == gpu["bus_id"]]
     return [_node(node) for node in found] if any(node["role"] == "gpu" for node in found) else []
+
+
+def nodes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """An inventory's nodes as a spec has them."""
+    return [_node(entry) for entry in entries]
 
 
 def _node(node: dict[str, Any]) -> dict[str, Any]:

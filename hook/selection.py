@@ -267,7 +267,9 @@ def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
 
 def _missing_library(inventory: dict[str, Any], capability: str, soname: str) -> NvhookError:
     version = inventory["driver"]["version"]
-    what = f"no {soname} of the loaded driver {version} on the host; capability `{capability}` needs it"
+    others = inventory.get("other_versions")
+    instead = f", only of {' and '.join(others)}" if others else ""
+    what = f"no {soname} of the loaded driver {version} on the host{instead}; capability `{capability}` needs it"
     return NvhookError(what, f"install the driver's user-space packages of version {version}, or reboot into theirs")
 
 

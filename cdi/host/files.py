@@ -32,15 +32,31 @@ def own_tops(folders: list[str]) -> list[str]:
     return list(dict.fromkeys(tops))
 
 
-def programs(recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str]) -> list[dict[str, Any]]:
-    """The driver's programs. Where to look does not depend on the caller's PATH: that is another machine's."""
+def programs(
+    recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str], stems: set[str]
+) -> list[dict[str, Any]]:
+    """The driver's programs. Where to look does not depend on the caller's PATH: that is another machine's.
+
+    `folders` are those of its libraries, `stems` the names of those.
+    """
     places = [f"{top}/bin" for top in own_tops(folders)] + list(table.PROGRAM_FOLDERS)
-    found = []
-    for name, group in table.PROGRAMS:
-        path = next((real for folder in places if (real := _program(recorder, base, f"{folder}/{name}"))), None)
+    found: list[dict[str, Any]] = []
+    for program in table.PROGRAMS:
+        beside = program.beside
+        if beside and (_regular(recorder, base, beside) is None if beside.startswith("/") else beside not in stems):
+            continue
+        path = _first_program(recorder, base, places, program.name)
+        if path is None and program is table.PROGRAMS[0]:
+            # nvidia-smi, which every driver has.
+            places += table.PLATFORM_PROGRAM_FOLDERS
+            path = _first_program(recorder, base, places, program.name)
         if path is not None:
-            found.append({"path": base.prefix + path, "name": name, "capability": group})
+            found.append({"path": base.prefix + path, "name": program.name, "capability": program.group})
     return found
+
+
+def _first_program(recorder: fingerprint.Recorder, base: fingerprint.Base, places: list[str], name: str) -> str | None:
+    return next((real for folder in places if (real := _program(recorder, base, f"{folder}/{name}"))), None)
 
 
 def _program(recorder: fingerprint.Recorder, base: fingerprint.Base, path: str) -> str | None:
@@ -53,24 +69,36 @@ def _program(recorder: fingerprint.Recorder, base: fingerprint.Base, path: str) 
 
 
 def data_files(
-    recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str], version: str
+    recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str], stems: set[str], version: str
 ) -> list[dict[str, Any]]:
     """The files by which GLVND, EGL, Vulkan, OpenCL, OptiX and X.Org find the driver.
 
     The driver's own share comes first, since what is there is of its version. `links` are names to make beside
     the file, each a link to it.
     """
-    places = [f"{top}/{name}" for top in own_tops(folders) for name in ("share", "etc")]
+    tops = own_tops(folders)
+    places = [f"{top}/{name}" for top in tops for name in ("share", "etc")]
     places += table.DATA_FOLDERS
     if base.prefix:
-        # GKE's installer puts vulkan/ at the top of the driver root.
-        places.append("")
+        # A driver root that is nothing but the driver.
+        places.append("/share")
+    # GKE's installer puts vulkan/ at the top, beside lib64.
+    at_top = [*tops, ""] if base.prefix else tops
     found = []
     for item in table.DATA_FILES:
-        real = next((real for folder in places if (real := _regular(recorder, base, f"{folder}/{item.name}"))), None)
+        if item.beside and item.beside not in stems:
+            continue
+        name = item.name.format(version=version)
+        looks = [*places, *(at_top if name.startswith("vulkan/") else ())]
+        real = next((real for folder in looks if (real := _regular(recorder, base, f"{folder}/{name}"))), None)
         if real is not None:
-            found.append(_file(base.prefix + real, item.container_path, item.group))
-    return found + list(_xorg(recorder, base, folders, version))
+            found.append(_file(base.prefix + real, item.container_path.format(version=version), item.group))
+    found += _xorg(recorder, base, folders, version)
+    if "libnvidia-ngx" in stems:
+        found += _wine(recorder, base, folders)
+    gridd = _regular(recorder, base, table.GRIDD_CONF)
+    # What a vGPU guest's licence daemon was told; not its token, which is a secret.
+    return found + ([_file(base.prefix + gridd, table.GRIDD_CONF, "utility")] if gridd is not None else [])
 
 
 def _file(path: str, container_path: str, group: str, links: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -101,6 +129,14 @@ def _xorg(
         real = next((real for path in paths if (real := _regular(recorder, base, path))), None)
         if real is not None:
             yield _file(base.prefix + real, real, "graphics", links)
+
+
+def _wine(recorder: fingerprint.Recorder, base: fingerprint.Base, folders: list[str]) -> Iterator[dict[str, Any]]:
+    for folder in folders:
+        for name in table.WINE_FILES:
+            real = _regular(recorder, base, f"{folder}/{table.WINE_FOLDER}/{name}")
+            if real is not None:
+                yield _file(base.prefix + real, real, "ngx")
 
 
 def firmware(

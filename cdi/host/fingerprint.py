@@ -203,6 +203,13 @@ SAME: dict[str, Callable[[int, str, Any], bool]] = {
 }
 
 
+def look_again(fingerprint: list[list[Any]], seconds: float) -> None:
+    """Makes an inventory that was gathered already stale that many seconds from now."""
+    fingerprint[:] = [item for item in fingerprint if item[0] != "until"]
+    # Behind our version, where Recorder has it.
+    fingerprint.insert(1, ["until", "", round(now() + seconds, 3)])
+
+
 class Base:
     """A folder that paths are looked up in as if it were `/`: its descriptor, and its own name on the host.
 

@@ -30,6 +30,7 @@ from cdi.host import (
     nodes,
     nvml,
     overview,
+    platform,
     settings,
     store,
 )
@@ -40,7 +41,7 @@ from ldcache.errors import NvhookError
 # A GPU that could not be powered up is looked at again after this many seconds.
 FAULT_PAUSE = 60.0
 
-NVML_MODES = ("never", "auto", "facts", "always")
+NVML_MODES = ("never", "auto", "facts", "health", "always")
 
 
 def gather(options: Options, folder: int | None = None, previous: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -79,6 +80,7 @@ def open_host(path: str) -> int:
 def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> dict[str, Any]:
     recorder = fingerprint.Recorder(root_fd)
     recorder.kernel()
+    platform.refuse(root_fd)
     loaded = driver.read(root_fd, options.host_root)
     host = fingerprint.Base(root_fd, "")
     for path in (settings.OURS, settings.NVIDIAS):
@@ -104,8 +106,10 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
             "gpus": [gpu.to_json() for gpu in found],
             "faults": [fault.to_json() for fault in faults],
             "libraries": [library.to_json() for library in parts.libraries],
-            "programs": files.programs(recorder, base, parts.folders),
-            "files": files.data_files(recorder, base, parts.folders, loaded.version),
+            "searched": parts.searched,
+            "other_versions": parts.others,
+            "programs": files.programs(recorder, base, parts.folders, parts.stems),
+            "files": files.data_files(recorder, base, parts.folders, parts.stems, loaded.version),
             "firmware": files.firmware(recorder, base, host, parts.folders, loaded.version),
             "sockets": socket_list,
             "nodes": node_list,
@@ -188,15 +192,16 @@ def wants_nvml(result: dict[str, Any], options: Options) -> bool:
     """Whether NVML is to be asked for what an inventory lacks."""
     if options.nvml == "facts":
         return not (store.has_facts(result) and store.has_uuids(result))
-    return options.nvml == "always" or (options.nvml == "auto" and not store.has_uuids(result))
+    return options.nvml in ("health", "always") or (options.nvml == "auto" and not store.has_uuids(result))
 
 
 def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nvml.Answer:
     """What only NVML tells of an inventory's GPUs; what fails is a warning in the answer."""
     forced = options.nvml == "always"
     wanted = ("uuid", "arch", "brand") if options.nvml == "facts" else ("uuid",)
+    each = options.nvml in ("health", "always")
     unknown = {entry["gpu"] for entry in result["mig"] if entry["uuid"] is None}
-    unknown |= {gpu["bus_id"] for gpu in result["gpus"] if forced or any(gpu[name] is None for name in wanted)}
+    unknown |= {gpu["bus_id"] for gpu in result["gpus"] if each or any(gpu[name] is None for name in wanted)}
     asked = [gpu["bus_id"] for gpu in result["gpus"] if gpu["bus_id"] in unknown]
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
@@ -218,6 +223,19 @@ def add_answer(result: dict[str, Any], answer: nvml.Answer) -> None:
     for bus_id, devices in answer.mig.items():
         result["warnings"] += mig.learn(result["mig"], bus_id, devices)
     result["warnings"] += answer.warnings
+    _leave_out(result, answer.faults)
+
+
+def _leave_out(result: dict[str, Any], faults: dict[str, str]) -> None:
+    """GPUs that NVML has found unusable: the others keep their indexes, and they are looked at again soon."""
+    if not faults:
+        return
+    result["gpus"] = [gpu for gpu in result["gpus"] if gpu["bus_id"] not in faults]
+    result["mig"] = [device for device in result["mig"] if device["gpu"] not in faults]
+    for bus_id, reason in faults.items():
+        result["faults"].append(gpus.Fault(bus_id, reason).to_json())
+    result["faults"].sort(key=lambda fault: gpus.address(fault["bus_id"]))
+    fingerprint.look_again(result["fingerprint"], FAULT_PAUSE)
 
 
 def _loads(library: dict[str, Any]) -> bool:
@@ -293,7 +311,7 @@ def _keep(folder: int, made: dict[str, Any]) -> str | None:
 
 
 def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
-    if store.stale(root_fd, kept, options) is not None or options.nvml == "always":
+    if store.stale(root_fd, kept, options) is not None or options.nvml in ("health", "always"):
         return False
     if options.nvml == "facts":
         return store.has_facts(kept)
@@ -318,7 +336,8 @@ def add_root_arguments(parser: argparse.ArgumentParser) -> None:
         "--nvml",
         choices=NVML_MODES,
         default="auto",
-        help="auto: only for UUIDs the kernel lacks; facts: for architecture and brand besides",
+        help="auto: for UUIDs the kernel lacks; facts: architecture and brand besides; health: about each GPU that is "
+        "not known to hang",
     )
     add("--nvml-timeout", type=seconds, default=10.0, metavar="S", help="for each answer of NVML; default: 10")
 

@@ -77,6 +77,7 @@ class Search:
     found: dict[tuple[int, str], Library] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     listings: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    searched: list[str] = field(default_factory=list)
 
     def listing(self, base: fingerprint.Base, folder: str) -> list[str]:
         """The names in a real folder, or none."""
@@ -91,11 +92,22 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """All libraries, 64-bit ones first, then by name; the real folders that hold driver libraries; warnings."""
+    """All libraries, 64-bit ones first, then by name; the real folders that hold driver libraries; warnings.
+
+    `searched`: every place looked at, where none is of the driver's version. `others`: the versions of which libcuda
+    or libnvidia-ml was found instead of, or beside, that.
+    """
 
     libraries: list[Library]
     folders: list[str]
     warnings: list[str]
+    searched: list[str]
+    others: list[str]
+
+    @property
+    def stems(self) -> set[str]:
+        """The names of the libraries up to `.so`."""
+        return {library.known.stem for library in self.libraries}
 
 
 def read(
@@ -110,13 +122,42 @@ def read(
     _choose_folders(search, base, host, search_path)
     for where, folder in list(search.bases):
         _take_versioned(search, where, folder)
+    if not search.found:
+        usual = len(search.bases)
+        for folder in table.PLATFORM_FOLDERS:
+            _add_folder(search, base, folder)
+        for where, folder in search.bases[usual:]:
+            _take_versioned(search, where, folder)
+    others = _other_versions(search)
+    if not search.found:
+        # What has a version of its own is of another driver then.
+        searched = list(dict.fromkeys(search.searched))
+        return Found([], [], [*search.warnings, nothing(driver.version, searched, others)], searched, others)
     taken = {library.folder for library in search.found.values()}
     for where, folder in search.bases:
         _take_own_versions(search, where, folder, folder in taken)
     _expect(search)
     libraries = sorted(search.found.values(), key=lambda item: (-item.elf_class, item.name, item.path))
     folders = list(dict.fromkeys(item.folder for item in libraries if item.base is base))
-    return Found(libraries, folders, search.warnings)
+    return Found(libraries, folders, search.warnings, [], others)
+
+
+def nothing(version: str, searched: list[str], others: list[str]) -> str:
+    """That no library of the driver is anywhere, in one line."""
+    instead = f"; there are libraries of {' and '.join(others)}" if others else ""
+    return f"no library of the loaded driver {version} was found in {', '.join(searched)}{instead}"
+
+
+def _other_versions(search: Search) -> list[str]:
+    """Of which other drivers the two libraries that everything needs are there."""
+    found = set()
+    for base, folder in search.bases:
+        for name in search.listing(base, folder):
+            library = NAME.fullmatch(name)
+            # A driver's version has a dot; libcuda.so.1 is a link's name.
+            if library and library[1] in ("libcuda", "libnvidia-ml") and "." in library[2].strip("."):
+                found.add(library[2])
+    return sorted(found - {search.driver.version})
 
 
 def _choose_folders(
@@ -129,6 +170,7 @@ def _choose_folders(
             search.warnings.append(f"--library-search-path {folder} is no folder")
     for path in LD_SO_CONF:
         search.recorder.file(base, path)
+    search.searched.append(f"the folders of {base.prefix}{LD_SO_CACHE}")
     for folder in _cached_folders(search, base):
         _add_folder(search, base, folder)
     for folder in table.library_folders(search.driver.machine or os.uname().machine):
@@ -146,6 +188,7 @@ def place(base: fingerprint.Base, host: fingerprint.Base, path: str) -> tuple[fi
 
 
 def _add_folder(search: Search, base: fingerprint.Base, folder: str) -> bool:
+    search.searched.append(base.prefix + folder)
     real = search.recorder.file(base, folder)
     if real is None or not search.listing(base, real):
         return False

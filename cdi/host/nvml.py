@@ -4,8 +4,8 @@
 So it is asked in a child process, and only about GPUs whose UUID the kernel does not tell. The child prints
 one JSON line before it turns to a GPU and one with what it learned, so that nothing learned is lost. Each of
 its answers has a deadline. At the deadline it is killed and given up, never waited for: a process that hangs
-in a driver call takes no signal. The GPU that it was asking about is remembered and left alone for a while; a
-new child asks about the rest.
+in a driver call takes no signal. The GPU that it was asking about is left out, remembered and left alone for a
+while; a new child asks about the rest.
 """
 
 from __future__ import annotations
@@ -54,6 +54,16 @@ BRANDS = {
     16: "TitanRTX",
 }
 
+# nvmlReturn_t (nvml.h) of a GPU that can't be used: insufficient power, timeout, interrupts that don't arrive, lost,
+# reset required.
+SICK = (8, 10, 11, 15, 16)
+# Of a handle every other result means that too, but for: no permission, not found.
+NOT_SICK = (4, 6)
+
+# After so many GPUs that it hung on, NVML is asked about no further one: a driver that hangs altogether would cost a
+# deadline for each GPU, and a start waits for this.
+HANGS_MAX = 2
+
 # How long a killed child may take to be gone before it is left to init.
 REAP = 0.2
 
@@ -62,14 +72,16 @@ REAP = 0.2
 class Answer:
     """UUIDs by bus id, the CUDA version (`13.0`) if NVML told it, and what went wrong.
 
-    `facts` are, by bus id, `arch`, the compute capability (`9.0`), and `brand`, in libnvidia-container's words; each
-    only where NVML told it. `mig` are, by bus id, `[index, gi, ci, uuid]` of each MIG device.
+    `faults` are, by bus id, why a GPU can't be used. `facts` are, by bus id, `arch`, the compute capability (`9.0`),
+    and `brand`, in libnvidia-container's words; each only where NVML told it. `mig` are, by bus id,
+    `[index, gi, ci, uuid]` of each MIG device.
     """
 
     uuids: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     mig: dict[str, list[list[Any]]] = field(default_factory=dict)
     cuda: str | None = None
+    faults: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
 
@@ -133,14 +145,16 @@ def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, for
     pending = []
     for name in [ITSELF, *bus_ids]:
         left = 0.0 if force else back_off.left(name)
+        if left and name == ITSELF:
+            answer.warnings.append(f"NVML is not asked about the driver for {left:.0f} s: it did not answer")
+            return answer
         if left:
-            answer.warnings.append(f"NVML is not asked about {_about(name)} for {left:.0f} s: it did not answer")
-            if name == ITSELF:
-                return answer
+            answer.faults[name] = f"NVML did not answer when asked about it, and is not asked again for {left:.0f} s"
         elif name != ITSELF:
             pending.append(name)
     if bus_ids and not pending:
         return answer
+    hangs = 0
     while True:
         conversation = Conversation(library, pending, timeout)
         for said in conversation.lines():
@@ -149,10 +163,15 @@ def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, for
             return answer
         blamed = conversation.asking or ITSELF
         back_off.blame(blamed)
-        answer.warnings.append(f"NVML {conversation.failure} when asked about {_about(blamed)}")
         if blamed not in pending:
+            answer.warnings.append(f"NVML {conversation.failure} when asked about {_about(blamed)}")
             return answer
+        answer.faults[blamed] = f"NVML {conversation.failure} when asked about it"
         pending = pending[pending.index(blamed) + 1 :]
+        hangs += conversation.hung
+        if pending and hangs >= HANGS_MAX:
+            answer.warnings.append(f"NVML is not asked about {', '.join(pending)}: it hung on {hangs} GPUs before them")
+            return answer
         if not pending:
             return answer
 
@@ -177,16 +196,20 @@ def _hear(said: dict[str, Any], answer: Answer, back_off: BackOff) -> None:
     if "cuda" in said:
         answer.cuda = f"{said['cuda'] // 1000}.{said['cuda'] % 1000 // 10}"
         back_off.forgive(ITSELF)
+    if "sick" in said:
+        answer.faults[bus_id] = f"NVML says: {said['sick']}"
     if "error" in said:
         answer.warnings.append(f"NVML can't tell about {_about(bus_id)}: {said['error']}")
 
 
 class Conversation:
-    """One child and what it says. `failure` is why it ended before it was done; `asking` the GPU it was at."""
+    """One child and what it says. `failure` is why it ended before it was done, `hung` whether for its deadline;
+    `asking` the GPU it was at."""
 
     def __init__(self, library: str, bus_ids: list[str], timeout: float) -> None:
         self.asking: str | None = None
         self.failure: str | None = None
+        self.hung = False
         self._done = False
         self._ended = False
         self._timeout = timeout
@@ -227,6 +250,7 @@ class Conversation:
         while True:
             if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
                 self.failure = f"did not answer within {self._timeout:g} s"
+                self.hung = True
                 return
             chunk = os.read(fd, 65536)
             if not chunk:
@@ -271,7 +295,7 @@ def parse(line: bytes) -> dict[str, Any] | None:
         said = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    texts = ("asking", "gpu", "uuid", "arch", "brand", "error")
+    texts = ("asking", "gpu", "uuid", "arch", "brand", "error", "sick")
     kinds: dict[str, type] = {**dict.fromkeys(texts, str), "mig": list, "cuda": int, "done": bool}
     if not isinstance(said, dict) or not said.keys() <= kinds.keys():
         return None
@@ -341,6 +365,7 @@ def _tell(library: str, bus_ids: list[str]) -> Iterator[dict[str, Any]]:
         return
     for bus_id in bus_ids:
         yield {"asking": bus_id}
+        handle = None
         try:
             # By bus id: NVML initialises a GPU when its handle is asked for, and no other needs to wake.
             handle = pynvml.nvmlDeviceGetHandleByPciBusId(bus_id)
@@ -349,7 +374,8 @@ def _tell(library: str, bus_ids: list[str]) -> Iterator[dict[str, Any]]:
             yield {"gpu": bus_id, **_facts(handle)}
             yield {"gpu": bus_id, "mig": list(_mig_devices(handle))}
         except pynvml.NVMLError as error:
-            yield {"gpu": bus_id, "error": str(error)}
+            sick = error.value in SICK or (handle is None and error.value not in NOT_SICK)
+            yield {"gpu": bus_id, "sick" if sick else "error": str(error)}
     yield {"done": True}
 
 

@@ -53,8 +53,8 @@ class Options:
 
     `driver_root` None is the configuration's, `dev_root` None the driver root.
     `nvml`: `auto` asks it for UUIDs that the kernel does not tell, `facts` for architecture and brand besides,
-    `always` for every GPU, `never` not at all. `nvml_timeout` is seconds for each of its answers. Neither is part
-    of what makes an inventory stale.
+    `health` about each GPU but those that it lately hung on, `always` about every GPU, `never` not at all.
+    `nvml_timeout` is seconds for each of its answers. Neither is part of what makes an inventory stale.
     """
 
     __slots__ = ("dev_root", "driver_root", "host_root", "library_search_path", "nvml", "nvml_timeout")

@@ -56,7 +56,8 @@ LIBRARIES = (
     Library("libnvidia-compiler", "compute"),
     Library("libnvidia-pkcs11", "compute"),
     Library("libnvidia-pkcs11-openssl3", "compute"),
-    Library("libnvidia-nvvm", "compute", since=470, expected=True),
+    # The 470 branch has it as libnvidia-nvvm.so.4.0.0.
+    Library("libnvidia-nvvm", "compute", since=470, expected=True, own=r"4\.0\.0", beside=True),
     Library("libnvidia-nvvm70", "compute", own=NUMBER, beside=True),
     Library("libnvidia-tileiras", "compute", since=590),
     Library("libvdpau_nvidia", "video"),
@@ -89,6 +90,8 @@ LIBRARIES = (
     Library("libnvidia-egl-wayland2", "graphics", own=DOTTED),
     Library("libnvidia-egl-xcb", "graphics", own=DOTTED),
     Library("libnvidia-egl-xlib", "graphics", own=DOTTED),
+    # NVAPI for Linux; its file is named like its SONAME.
+    Library("libnvidia-api", "graphics", own=NUMBER, beside=True),
     Library("libnvidia-ngx", "ngx"),
 )
 
@@ -112,27 +115,60 @@ def library_folders(machine: str | None) -> list[str]:
     return folders + [f"/usr/local/nvidia/{name}" for name in ("lib64", "lib", "lib32")]
 
 
+# Where systems whose /usr is an image or a store have the driver: NixOS, Talos, Bottlerocket, Container-Optimized OS.
+# Looked into where it is nowhere else, for each place costs every start a look.
+PLATFORM_FOLDERS = (
+    "/run/opengl-driver/lib",
+    "/run/opengl-driver-32/lib",
+    "/usr/local/glibc/usr/lib",
+    "/usr/lib/nvidia/tesla",
+    "/home/kubernetes/bin/nvidia/lib64",
+)
+
+# Whole driver roots, each to be given as --driver-root: the GPU operator's driver container.
+DRIVER_ROOTS = ("/run/nvidia/driver",)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program. `beside`: the stem of a library, or a path, without which it is not looked for."""
+
+    name: str
+    group: str
+    beside: str = ""
+
+
+GRIDD_CONF = "/etc/nvidia/gridd.conf"
+
 PROGRAMS = (
-    ("nvidia-smi", "utility"),
-    ("nvidia-debugdump", "utility"),
-    ("nvidia-persistenced", "utility"),
-    ("nv-fabricmanager", "utility"),
-    ("nvidia-imex", "utility"),
-    ("nvidia-imex-ctl", "utility"),
-    ("nvidia-cuda-mps-control", "compute"),
-    ("nvidia-cuda-mps-server", "compute"),
-    ("nvidia-xconfig", "graphics"),
+    Program("nvidia-smi", "utility"),
+    Program("nvidia-debugdump", "utility"),
+    Program("nvidia-persistenced", "utility"),
+    Program("nv-fabricmanager", "utility"),
+    Program("nvidia-imex", "utility"),
+    Program("nvidia-imex-ctl", "utility"),
+    # The licence daemon of a vGPU guest.
+    Program("nvidia-gridd", "utility", beside=GRIDD_CONF),
+    Program("nvidia-cuda-mps-control", "compute"),
+    Program("nvidia-cuda-mps-server", "compute"),
+    Program("nvidia-xconfig", "graphics"),
+    Program("nvidia-ngx-updater", "ngx", beside="libnvidia-ngx"),
 )
 PROGRAM_FOLDERS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin", "/usr/local/bin")
+# Flatcar's, NixOS's and Bottlerocket's, where nvidia-smi is in none of the others.
+PLATFORM_PROGRAM_FOLDERS = ("/opt/bin", "/run/current-system/sw/bin", "/usr/libexec/nvidia/tesla/bin")
 
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file by which some loader finds the driver: `name` below a data folder, and where containers have it."""
+    """A file by which some loader finds the driver, or that the driver reads: `name` below a data folder, and where
+    containers have it; `{version}` in both is the driver's. `beside`: the stem of a library without which it is of no
+    use, and not looked for."""
 
     name: str
     container_path: str
     group: str = "graphics"
+    beside: str = ""
 
 
 def _data_files() -> tuple[DataFile, ...]:
@@ -155,8 +191,12 @@ def _data_files() -> tuple[DataFile, ...]:
         "vulkan/icd.d/nvidia_layers.json",
         "vulkan/implicit_layer.d/nvidia_layers.json",
     )
+    profiles = [f"nvidia/nvidia-application-profiles-{{version}}-{name}" for name in ("rc", "key-documentation")]
     files = [DataFile(name, f"/usr/share/{name}") for name in share]
     files += [DataFile(name, f"/etc/{name}") for name in vulkan]
+    files += [DataFile(name, f"/usr/share/{name}", beside="libGLX_nvidia") for name in profiles]
+    vksc = "vulkansc/icd.d/nvidia_icd_vksc.json"
+    files.append(DataFile(vksc, f"/etc/{vksc}", beside="libnvidia-vksc-core"))
     files.append(DataFile("OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd", "compute"))
     return tuple(files)
 
@@ -176,6 +216,10 @@ XORG_FOLDERS = (
 XORG_TOPS = ("/usr/lib", "/usr/lib64", "/usr/X11R6/lib", "/usr/X11R6/lib64")
 XORG_DRIVER = "nvidia_drv.so"
 XORG_SERVER = "libglxserver_nvidia.so"
+
+# NGX for Windows programs under Wine and Proton, which look beside libGLX_nvidia.
+WINE_FOLDER = "nvidia/wine"
+WINE_FILES = ("nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll")
 
 # The kernel's own search order (drivers/base/firmware_loader), after its parameter `path`.
 FIRMWARE_FOLDERS = (

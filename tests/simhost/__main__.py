@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.simhost import Host, build, build_h200, gpus
+from tests.simhost import Host, build, build_h200, gpus, platforms
 
 
 def main() -> None:
@@ -14,7 +14,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--gpus", type=int, default=1, metavar="N")
     parser.add_argument("--driver", default=Host().version, metavar="VERSION")
-    parser.add_argument("--layout", choices=("debian", "lib64", "h200"), default="debian")
+    parser.add_argument("--layout", choices=tuple(platforms.PLACES), default="debian")
     parser.add_argument("--i386", action="store_true", help="the 32-bit libraries too")
     parser.add_argument(
         "--h200", action="store_true", help="the real host of tests/data/h200; other options don't count"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.simhost import compiler, elfwriter
+from tests.simhost import compiler, elfwriter, platforms
 from tests.simhost.host import Host, Layout, Library
 from tests.simhost.tree import Tree, merged_usr
 
@@ -112,30 +112,6 @@ LAYER = """{"file_format_version": "1.0.0", "layer": {"name": "VK_LAYER_NV_optim
 PLATFORMS = (("10_nvidia_wayland", "libnvidia-egl-wayland"), ("15_nvidia_gbm", "libnvidia-egl-gbm"))
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where a layout has things, as names below the driver root."""
-
-    libraries: str
-    libraries32: str
-    programs: str
-    share: str
-    firmware: str
-
-
-PLACES: dict[Layout, Places] = {
-    "debian": Places("/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu", "/usr/bin", "/usr/share", "/lib/firmware"),
-    "lib64": Places("/usr/lib64", "/usr/lib", "/usr/bin", "/usr/share", "/lib/firmware"),
-    "h200": Places(
-        "/usr/local/nvidia/lib64",
-        "/usr/local/nvidia/lib32",
-        "/usr/local/nvidia/bin",
-        "/usr/local/nvidia/share",
-        "/usr/local/nvidia/firmware",
-    ),
-}
-
-
 def parts(host: Host) -> tuple[Part, ...]:
     """The libraries that this host's driver has."""
     branch = int(host.version.split(".")[0])
@@ -144,7 +120,7 @@ def parts(host: Host) -> tuple[Part, ...]:
 
 def install(tree: Tree, host: Host) -> tuple[Library, ...]:
     """Puts the driver's files below `tree`, the driver root, and runs ldconfig there."""
-    places = PLACES[host.layout]
+    places = platforms.PLACES[host.layout]
     base(tree, host.layout, host.i386)
     installed = _libraries(tree, host, places.libraries, 64)
     if host.i386:
@@ -161,6 +137,7 @@ def install(tree: Tree, host: Host) -> tuple[Library, ...]:
             tree.write(f"{places.firmware}/nvidia/{host.version}/{name}", f"{name} {host.version}\n")
     if host.layout == "h200":
         _links_in_usr(tree, installed)
+    platforms.finish(tree, host, installed)
     if host.cache:
         # Fedora's ldconfig knows the lib64 folders by itself; this machine's may be Debian's and has to be told.
         tree.ldconfig(*(("/lib64", "/usr/lib64") if host.layout == "lib64" else ()))
@@ -169,7 +146,7 @@ def install(tree: Tree, host: Host) -> tuple[Library, ...]:
 
 def base(tree: Tree, layout: Layout, i386: bool) -> None:
     """What makes the tree a distribution: /usr, the loader's configuration, libraries not NVIDIA's."""
-    places = PLACES["lib64" if layout == "lib64" else "debian"]
+    places = platforms.PLACES["lib64" if layout == "lib64" else "debian"]
     merged_usr(tree)
     folders = {
         "debian": [
@@ -179,15 +156,18 @@ def base(tree: Tree, layout: Layout, i386: bool) -> None:
         "lib64": ["empty", ""],
         "h200": ["nvidia", "/usr/local/nvidia/lib64\n/lib/x86_64-linux-gnu\n"],
     }
-    name, content = folders[layout]
+    folders["alternatives"] = folders["debian"]
+    folders["flatcar"] = ["nvidia", f"{platforms.PLACES['flatcar'].libraries}\n"]
+    folders["bottlerocket"] = ["nvidia-tesla", f"{platforms.PLACES['bottlerocket'].libraries}\n"]
+    name, content = folders.get(layout, ["empty", ""])
     tree.write("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
     tree.write(f"/etc/ld.so.conf.d/{name}.conf", content)
     if i386 and layout == "debian":
         tree.write("/etc/ld.so.conf.d/i386-linux-gnu.conf", "/lib/i386-linux-gnu\n/usr/lib/i386-linux-gnu\n")
     if i386 and layout == "h200":
         tree.write("/etc/ld.so.conf.d/nvidia32.conf", "/usr/local/nvidia/lib32\n")
-    tree.write("/etc/os-release", "ID=fedora\n" if layout == "lib64" else "ID=debian\n")
-    if layout != "lib64":
+    tree.write("/etc/os-release", f"ID={platforms.DISTRIBUTIONS.get(layout, layout)}\n")
+    if layout in ("debian", "h200", "alternatives"):
         tree.write("/etc/debian_version", "12.12\n")
     for file, soname in OTHERS:
         tree.write(f"{places.libraries}/{file}", elfwriter.shared_object(soname, needed=("libc.so.6",)), 0o755)
@@ -225,18 +205,19 @@ def _leftover(tree: Tree, host: Host, version: str) -> None:
     for part in parts(host):
         if not part.own and not part.folder:
             stub = elfwriter.shared_object(part.soname(version), needed=("libc.so.6",))
-            tree.write(f"{PLACES[host.layout].libraries}/{part.file(version)}", stub)
+            tree.write(f"{platforms.PLACES[host.layout].libraries}/{part.file(version)}", stub)
 
 
-def graphics(tree: Tree, host: Host, places: Places) -> None:
+def graphics(tree: Tree, host: Host, places: platforms.Places) -> None:
     """The data files by which Vulkan, EGL, OpenCL and X find the driver, and its plug-ins."""
     share, libraries = places.share, places.libraries
     icd = ICD.format(form="1.0.1", library="libGLX_nvidia.so.0", more=', "api_version": "1.4.312"')
-    tree.write(f"{share}/vulkan/icd.d/nvidia_icd.json", icd)
-    tree.write(f"{share}/vulkan/implicit_layer.d/nvidia_layers.json", LAYER)
+    vulkan = places.vulkan or f"{share}/vulkan"
+    tree.write(f"{vulkan}/icd.d/nvidia_icd.json", icd)
+    tree.write(f"{vulkan}/implicit_layer.d/nvidia_layers.json", LAYER)
     vendor = ICD.format(form="1.0.0", library="libEGL_nvidia.so.0", more="")
     tree.write(f"{share}/glvnd/egl_vendor.d/10_nvidia.json", vendor)
-    if host.layout == "h200":
+    if host.layout in ("h200", "gke"):
         return
     for name, library in PLATFORMS:
         text = ICD.format(form="1.0.0", library=f"{library}.so.1", more="")
@@ -254,7 +235,7 @@ def graphics(tree: Tree, host: Host, places: Places) -> None:
 
 def _links_in_usr(tree: Tree, installed: tuple[Library, ...]) -> None:
     """As on the H200: links to the unversioned names of a driver that lies elsewhere, and its programs."""
-    places = PLACES["h200"]
+    places = platforms.PLACES["h200"]
     for library in installed:
         file = library.path.rsplit("/", 1)[1]
         for name in {library.soname, file.split(".so.")[0] + ".so"} - {file}:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-Layout = Literal["debian", "lib64", "h200"]
+Layout = Literal["debian", "lib64", "h200", "alternatives", "flatcar", "bottlerocket", "talos", "nixos", "gke"]
 Socket = Literal["answering", "dead"]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 
+from tests.simhost import platforms
 from tests.simhost.host import Gpu, Host
 from tests.simhost.tree import Tree
 
@@ -189,7 +190,7 @@ def sys(tree: Tree, host: Host) -> None:
     if "nvidia" in host.modules:
         tree.write("/sys/module/nvidia/version", f"{host.version}\n", 0o444)
     # Where a driver outside /lib/firmware has told the kernel to look; empty by default.
-    path = "/usr/local/nvidia/firmware" if host.layout == "h200" else ""
+    path = platforms.FIRMWARE_PATHS.get(host.layout, "")
     tree.write("/sys/module/firmware_class/parameters/path", f"{path}\n")
 
 

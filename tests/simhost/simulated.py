@@ -8,7 +8,7 @@ import socket
 import weakref
 from pathlib import Path
 
-from tests.simhost import driver, kernel, nvml
+from tests.simhost import driver, kernel, nvml, platforms
 from tests.simhost.host import Host, Library, Nvml
 from tests.simhost.host import Socket as SocketState
 from tests.simhost.tree import Tree
@@ -96,7 +96,7 @@ def build(directory: Path, host: Host | None = None) -> SimulatedHost:
     tree.refused = dev_tree.refused
     prefix = host.driver_root.rstrip("/")
     libraries = tuple(Library(prefix + one.path, one.soname, one.bits) for one in libraries)
-    built = SimulatedHost(tree, host, libraries, prefix + driver.PLACES[host.layout].libraries)
+    built = SimulatedHost(tree, host, libraries, prefix + platforms.PLACES[host.layout].libraries)
     built.set_nvml(host.nvml)
     if host.persistenced:
         built.add_socket("/run/nvidia-persistenced/socket", host.persistenced)

@@ -58,6 +58,11 @@ def uuids(found: dict[str, Any]) -> list[str | None]:
     return [gpu["uuid"] for gpu in found["gpus"]]
 
 
+def indexes(found: dict[str, Any]) -> dict[int, str | None]:
+    """UUIDs of the GPUs that are offered, by index."""
+    return {gpu["index"]: gpu["uuid"] for gpu in found["gpus"]}
+
+
 def asked(calls: tuple[Call, ...]) -> set[int]:
     """NVML's indexes of the GPUs that any call was about."""
     return {call.gpu for call in calls if call.gpu >= 0}
@@ -118,8 +123,8 @@ def test_a_slow_gpu_has_its_own_deadline(host: SimulatedHost, folder: int) -> No
 def test_one_bad_gpu_does_not_stop_the_others(host: SimulatedHost, folder: int) -> None:
     host.set_nvml(Nvml(faults=(Fault("nvmlDeviceGetHandleByPciBusId", gpu=1, result=15),)))
     found = look(host, folder)
-    assert uuids(found) == [UUIDS[0], None, UUIDS[2], UUIDS[3]]
-    assert said(found) == [f"NVML can't tell about GPU {BUS_IDS[1]}: GPU is lost"]
+    assert indexes(found) == {0: UUIDS[0], 2: UUIDS[2], 3: UUIDS[3]}
+    assert found["faults"] == [{"bus_id": BUS_IDS[1], "reason": "NVML says: GPU is lost"}]
     # It answered, so there is nothing to leave alone.
     assert not host.path("/run/nvhook/nvml.json").exists()
 
@@ -133,15 +138,16 @@ def test_a_gpu_that_takes_nvml_down_is_named_and_left_alone(
 ) -> None:
     host.set_nvml(Nvml(faults=(Fault("nvmlDeviceGetUUID", gpu=1, action=action),)))
     found = look(host, folder)
-    assert uuids(found) == [UUIDS[0], None, UUIDS[2], UUIDS[3]]
-    assert said(found) == [f"NVML {reason} when asked about GPU {BUS_IDS[1]}"]
+    assert indexes(found) == {0: UUIDS[0], 2: UUIDS[2], 3: UUIDS[3]}
+    assert found["faults"] == [{"bus_id": BUS_IDS[1], "reason": f"NVML {reason} when asked about it"}]
     host.clear_nvml_calls()
     start = time.monotonic()
     again = look(host, folder)
     assert time.monotonic() - start < TIMEOUT
-    assert asked(host.nvml_calls()) == {0, 2, 3} and uuids(again) == uuids(found)
-    (text,) = said(again)
-    assert text.startswith(f"NVML is not asked about GPU {BUS_IDS[1]} for ")
+    assert asked(host.nvml_calls()) == {0, 2, 3} and indexes(again) == indexes(found)
+    (fault,) = again["faults"]
+    assert fault["bus_id"] == BUS_IDS[1]
+    assert fault["reason"].startswith("NVML did not answer when asked about it, and is not asked again for ")
     # A person who insists is not told to wait; and a GPU that answers is forgiven.
     host.set_nvml(Nvml())
     assert uuids(look(host, folder, mode="always")) == UUIDS
