@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import posix
 
-from hook import cgroup, files, search
+from hook import files, search
 from hook.namespace import NODE_OPTIONS, clone, creation_error
 from hook.step import Step
 from ldcache import kernel, root
@@ -21,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.cgroup import DeviceRules
     from hook.namespace import Namespace
     from hook.plan import Plan
     from hook.state import Container
@@ -45,12 +46,15 @@ class Rules(Step):
     def __init__(self, nodes: list[dict[str, Any]], container: Container) -> None:
         self.nodes = [(node["major"], node["minor"]) for node in nodes]
         self.container = container
-        self.rules: cgroup.DeviceRules | None = None
+        self.rules: DeviceRules | None = None
 
     def describe(self) -> str:
         return "device rules: " + ", ".join(f"c {major}:{minor} rw" for major, minor in self.nodes)
 
     def prepare(self, host: int, namespace: Namespace) -> None:
+        # Only where a container runs already are there rules to change.
+        from hook import cgroup
+
         self.rules = cgroup.DeviceRules(self.container.pid, self.container.device_rules, self.container.devices)
         self.rules.prepare(self.nodes)
         namespace.warnings += self.rules.warnings

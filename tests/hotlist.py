@@ -25,9 +25,13 @@ OURS = {
     "cdi.validate",
     "cdi.versions",
     "hook",
+    "hook.arguments",
     "hook.bpf",
+    "hook.bundle",
+    "hook.cdifiles",
     "hook.cgroup",
     "hook.cgroupfs",
+    "hook.child",
     "hook.compat",
     "hook.create_container",
     "hook.devicefilter",
@@ -35,14 +39,20 @@ OURS = {
     "hook.injection",
     "hook.layout",
     "hook.loader",
+    "hook.lowlevel",
     "hook.mounts",
     "hook.namespace",
+    "hook.outside",
     "hook.plan",
     "hook.prestart",
+    "hook.protection",
     "hook.request",
     "hook.requirements",
+    "hook.runtime",
+    "hook.runtimelog",
     "hook.search",
     "hook.selection",
+    "hook.shim",
     "hook.start",
     "hook.state",
     "hook.step",
@@ -62,4 +72,4 @@ OURS = {
 # What cffi brings along, and modules of Python written in C that need no other. `struct` and `__future__` are
 # a few lines of Python, a tenth of a millisecond each.
 COMPILED = {"_cffi_backend", "ldcache._sys", "ldcache._sys.lib"}
-BUILT_IN = {"__future__", "_json", "_struct", "errno", "fcntl", "gc", "posix", "struct", "sys", "time"}
+BUILT_IN = {"__future__", "_json", "_signal", "_struct", "errno", "fcntl", "gc", "posix", "struct", "sys", "time"}

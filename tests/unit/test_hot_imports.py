@@ -22,6 +22,12 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
+    "hook.runtime",
+    "hook.bundle",
+    "hook.child",
+    "hook.shim",
+    "hook.steps",
+    "hook.cgroup",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",

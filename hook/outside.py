@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container's root before its start: links and the loader's files go into it; mounts are left to the runtime.
+
+Hot. The runtime shim works in the host's mount namespace, where nothing may be mounted: what the hooks cover with a
+mount becomes one of config.json's. All else is as in a live namespace: paths are opened inside the root, files are
+replaced by rename, everything has its inverse.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from hook import files, namespace, search, steps
+from ldcache import kernel, root
+from ldcache.errors import NvhookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hook.plan import Plan
+    from hook.step import Step
+
+# Of no library and no configuration.
+APART = ("/proc", "/sys", "/dev")
+
+
+class Outside(namespace.Namespace):
+    """The root, open before anything is mounted in it. `covers` maps a path to the library that the runtime is to mount
+    on it."""
+
+    __slots__ = ("covers",)
+
+    def __init__(self, root_path: str, config: dict[str, Any]) -> None:
+        """Raises NvhookError for a root that can't be opened, or is the host's own."""
+        super().__init__()
+        self.covers: dict[str, str] = {}
+        try:
+            self.base = root.open_root(root_path)
+        except OSError as error:
+            what = f"cannot open the container's root {root_path}: {error.strerror}"
+            raise NvhookError(what, "see whether the engine mounted the image there") from error
+        self.base_mount = kernel.mount_id(self.base)
+        there, own = posix.fstat(self.base), posix.stat("/")
+        if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino):
+            what = f"the container's root {root_path} is the host's own /"
+            raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
+        linux = config.get("linux") or {}
+        self.ids = (mapped(linux.get("uidMappings")), mapped(linux.get("gidMappings")))
+
+    def is_read_only(self) -> bool:
+        """Whether the root takes no files from here either, whatever config.json says of it."""
+        return bool(posix.fstatvfs(self.base).f_flag & posix.ST_RDONLY)
+
+    def writable(self, folder: int) -> int:
+        """As in a namespace, but a mount that is read-only here was made so by somebody for a reason."""
+        self.may_create(folder)
+        if posix.fstatvfs(folder).f_flag & posix.ST_RDONLY:
+            raise kernel.error("open", errno.EROFS, root.name_of(self.base, folder))
+        return posix.dup(folder)
+
+    def attach(self, mount: int, target: int, path: str) -> None:
+        """Never: it would be a mount of the host's."""
+        raise NvhookError(f"{path} cannot be mounted before the container is there", "report this to nvhook's authors")
+
+
+def mapped(mappings: list[dict[str, Any]] | None) -> int:
+    """What id 0 of the container is on the host, by config.json's mappings; 0 without any."""
+    for mapping in mappings or []:
+        if mapping.get("containerID") == 0 and isinstance(mapping.get("hostID"), int):
+            return int(mapping["hostID"])
+    return 0
+
+
+class Link(steps.Link):
+    """A link in the root; where a file of the image has to be covered instead, a mount for the runtime."""
+
+    __slots__ = ()
+
+    def _cover(self, place: namespace.Namespace, folder: int, name: str, there: posix.stat_result) -> None:
+        assert isinstance(place, Outside), "a link of another applier"
+        if root.file_type(there.st_mode) == root.S_IFLNK:
+            # The runtime would follow it, and mount on what it leads to.
+            kept = posix.dup(folder)
+            text = posix.readlink(name, dir_fd=folder)
+            place.swap(folder, name, lambda where, new: files.make_file(place, where, new, b"", 0o644, *place.ids))
+            owner = (there.st_uid, there.st_gid)
+            place.remember(
+                lambda: place.swap(kept, name, lambda where, new: files.make_link(place, where, new, text, *owner))
+            )
+        place.covers[self.path] = self.library
+
+
+def finish(plan: Plan) -> list[Step]:
+    """The steps that put a Plan's finish into a root from outside, in their order."""
+    made: list[Step] = []
+    targets = {link["path"]: link["target"] for link in plan.links}
+    for path, target in targets.items():
+        library = steps.final(path, targets)
+        made.append(Link(path, target, library, library in plan.optional, path in plan.covers))
+    if plan.drop_in or plan.drop_in_there:
+        made.append(search.SearchPath(plan.drop_in, plan.drop_in_line))
+    if plan.musl_path:
+        made.append(search.MuslPath(plan.musl_path, plan.musl_folders))
+    if plan.cache_entries or plan.stale_folders:
+        entries = [(steps.final(entry["path"], targets), entry) for entry in plan.cache_entries]
+        made.append(search.LoaderCache(entries, plan))
+    return made
+
+
+def places(plan: Plan) -> list[str]:
+    """The folders that a Plan's finish writes in."""
+    found = [root.split(link["path"])[0] for link in plan.links]
+    if plan.musl_path or plan.cache_entries or plan.stale_folders:
+        found.append("/etc")
+    return list(dict.fromkeys(found))
+
+
+def hidden(place: Outside, wanted: list[str], mounts: list[dict[str, Any]]) -> str:
+    """The destination of a mount of config.json that will hide one of these folders, or a file that is written in
+    /etc; "" for none."""
+    folders = [real(place.base, folder) for folder in wanted]
+    own = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
+    for mount in mounts:
+        destination = mount.get("destination")
+        if not isinstance(destination, str) or destination.startswith(APART):
+            continue
+        there = real(place.base, destination)
+        if there in own and "/etc" in wanted:
+            return destination
+        if any(f"{folder}/".startswith(f"{there}/") for folder in folders):
+            return destination
+    return ""
+
+
+def real(base: int, path: str) -> str:
+    """The path without the links of the image; of one that is not there, as it is written."""
+    try:
+        return root.real_path(base, path).rstrip("/")
+    except OSError:
+        return path.rstrip("/")
+
+
+def check_target(place: Outside, mount: dict[str, Any], is_folder: bool) -> str:
+    """Why the runtime could not mount a host's file there; "" where nothing is in the way."""
+    path = mount["containerPath"]
+    try:
+        there = root.stat(place.base, path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return namespace.creation_error(error, path).what
+    if (root.file_type(there.st_mode) == root.S_IFDIR) != is_folder:
+        return f"{path} in the container is in the way: {'no folder' if is_folder else 'a folder'}"
+    return ""
