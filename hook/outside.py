@@ -142,15 +142,30 @@ def real(base: int, path: str) -> str:
         return path.rstrip("/")
 
 
-def check_target(place: Outside, mount: dict[str, Any], is_folder: bool) -> str:
-    """Why the runtime could not mount a host's file there; "" where nothing is in the way."""
+def foreign(place: Outside, mounts: list[dict[str, Any]]) -> list[str]:
+    """Where config.json mounts folders of the host's: what the runtime makes below, it makes on the host."""
+    found = []
+    for mount in mounts:
+        destination, options = mount.get("destination"), mount.get("options") or []
+        if isinstance(destination, str) and (mount.get("type") == "bind" or "bind" in options or "rbind" in options):
+            found.append(real(place.base, destination))
+    return found
+
+
+def check_target(place: Outside, mount: dict[str, Any], is_folder: bool, volumes: list[str]) -> str:
+    """Why the runtime is not to mount a host's file there; "" where nothing is in the way. `volumes`: see `foreign`."""
     path = mount["containerPath"]
+    if volumes:
+        folder, name = root.split(path)
+        there = f"{real(place.base, folder)}/{name}"
+        if any(there.startswith(f"{volume}/") for volume in volumes):
+            return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
     try:
-        there = root.stat(place.base, path)
+        status = root.stat(place.base, path)
     except FileNotFoundError:
         return ""
     except OSError as error:
         return namespace.creation_error(error, path).what
-    if (root.file_type(there.st_mode) == root.S_IFDIR) != is_folder:
+    if (root.file_type(status.st_mode) == root.S_IFDIR) != is_folder:
         return f"{path} in the container is in the way: {'no folder' if is_folder else 'a folder'}"
     return ""

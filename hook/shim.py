@@ -155,7 +155,8 @@ class Shim:
             self.warnings.append(fit.warning())
         nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
         self.config = inject.inject(self.config, [{"deviceNodes": nodes}])
-        self._add_mounts([mount for mount in plan.mounts if self._fits(place, mount)])
+        volumes = outside.foreign(place, container.mounts)
+        self._add_mounts([mount for mount in plan.mounts if self._fits(place, mount, volumes)])
         place.missing = {mount["containerPath"] for mount in plan.mounts} - {
             mount["destination"] for mount in self.config["mounts"]
         }
@@ -165,10 +166,10 @@ class Shim:
         """A node or mount with its path on this machine, where another folder stands for the host."""
         return entry | {"hostPath": f"{self._host_root.rstrip('/')}{entry['hostPath']}"}
 
-    def _fits(self, place: outside.Outside, mount: Object) -> bool:
+    def _fits(self, place: outside.Outside, mount: Object, volumes: list[str]) -> bool:
         """Whether the runtime can mount it; what the GPU works without is left out with a warning."""
         is_folder = root.file_type(root.stat(self._host, mount["hostPath"]).st_mode) == root.S_IFDIR
-        reason = outside.check_target(place, mount, is_folder)
+        reason = outside.check_target(place, mount, is_folder, volumes)
         if not reason:
             return True
         if mount["containerPath"] not in (self.plan.optional if self.plan else ()):

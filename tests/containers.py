@@ -69,6 +69,9 @@ class Bundle:
     cgroup: str | None = None
     # A command that takes the runtime's command line as its last arguments.
     wrapper: list[str] = field(default_factory=list)
+    # Of the runtime's own, in front of all others.
+    options: list[str] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.name = f"nvhook-test-{os.getpid()}-{next(NUMBERS)}"
@@ -90,6 +93,7 @@ class Bundle:
             },
             "root": {"path": str(self.root), "readonly": self.readonly},
             "hostname": "container",
+            "annotations": self.annotations,
             "mounts": [*usual_mounts(), *self.mounts],
             "hooks": {"prestart": self.prestart, "createContainer": self.create_container},
             "linux": {
@@ -111,7 +115,7 @@ class Bundle:
         program = find_program(runtime)
         if program is None:
             raise RuntimeError(f"{runtime} is not installed")
-        return [program, "--root", str(self.folder / "state")]
+        return [program, *self.options, "--root", str(self.folder / "state")]
 
     def run(self, runtime: str = "runc", timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """`RUNTIME run`, to the end; the container is deleted afterwards, however that ended."""
