@@ -35,7 +35,7 @@ def needed(
         )
     if wanted != "auto":
         return wanted == "always", f"shim.proc-mask is {wanted}"
-    if inventory["driver"]["params"].get("ModifyDeviceFiles") == "0":
+    if inventory["driver"]["params"].get("ModifyDeviceFiles") == 0:
         return False, "the driver's own ModifyDeviceFiles is 0"
     reason = _cannot_make_nodes(config)
     if reason:

@@ -48,7 +48,7 @@ def test_rules(rules: list[dict[str, Any]], runc: bool, crun: bool) -> None:
 
 
 INVENTORY = {
-    "driver": {"params": {"ModifyDeviceFiles": "1"}},
+    "driver": {"params": {"ModifyDeviceFiles": 1}},
     "nodes": [
         {"role": "control", "gpu": None, "path": "/dev/nvidiactl", "major": 195, "minor": 255},
         {"role": "gpu", "gpu": "a", "path": "/dev/nvidia0", "major": 195, "minor": 0},
@@ -88,7 +88,7 @@ def test_what_the_configuration_says() -> None:
 
 
 def test_the_hosts_own_parameter() -> None:
-    closed = INVENTORY | {"driver": {"params": {"ModifyDeviceFiles": "0"}}}
+    closed = INVENTORY | {"driver": {"params": {"ModifyDeviceFiles": 0}}}
     assert protection.needed(config([ALL]), closed, ["a"], False, "auto")[0] is False
 
 
