@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hook.plan import Plan
+    from hook.state import Container
     from hook.step import Step
 
 # Of no library and no configuration.
@@ -78,6 +79,10 @@ class Link(steps.Link):
 
     __slots__ = ()
 
+    def __init__(self, step: steps.Link) -> None:
+        for name in ("path", "target", "library", "optional", "cover"):
+            setattr(self, name, getattr(step, name))
+
     def _cover(self, place: namespace.Namespace, folder: int, name: str, there: posix.stat_result) -> None:
         assert isinstance(place, Outside), "a link of another applier"
         if root.file_type(there.st_mode) == root.S_IFLNK:
@@ -92,20 +97,14 @@ class Link(steps.Link):
         place.covers[self.path] = self.library
 
 
-def finish(plan: Plan) -> list[Step]:
+def finish(plan: Plan, container: Container) -> list[Step]:
     """The steps that put a Plan's finish into a root from outside, in their order."""
     made: list[Step] = []
-    targets = {link["path"]: link["target"] for link in plan.links}
-    for path, target in targets.items():
-        library = steps.final(path, targets)
-        made.append(Link(path, target, library, library in plan.optional, path in plan.covers))
-    if plan.drop_in or plan.drop_in_there:
-        made.append(search.SearchPath(plan.drop_in, plan.drop_in_line))
-    if plan.musl_path:
-        made.append(search.MuslPath(plan.musl_path, plan.musl_folders))
-    if plan.cache_entries or plan.stale_folders:
-        entries = [(steps.final(entry["path"], targets), entry) for entry in plan.cache_entries]
-        made.append(search.LoaderCache(entries, plan))
+    for step in steps.steps(plan, container):
+        if isinstance(step, steps.Link):
+            made.append(Link(step))
+        elif isinstance(step, (search.SearchPath, search.MuslPath, search.LoaderCache)):
+            made.append(step)
     return made
 
 

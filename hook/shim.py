@@ -44,9 +44,9 @@ class Shim:
         "_host",
         "_host_root",
         "_inventory",
+        "_launcher",
         "_place",
         "_steps",
-        "_values",
         "config",
         "configured",
         "crun",
@@ -55,6 +55,7 @@ class Shim:
         "mode",
         "plan",
         "reasons",
+        "settings",
         "warnings",
     )
 
@@ -65,6 +66,7 @@ class Shim:
         self._host_root = host_root
         self._error: NvhookError | None = None
         self._inventory: Object | None = None
+        self._launcher = ""
         self._place: outside.Outside | None = None
         self._steps: list[Step] = []
         self.config = opened.config
@@ -75,9 +77,9 @@ class Shim:
         self.reasons: list[str] = []
         self.warnings: list[str] = []
         self._read_settings()
-        self._values = settings.DEFAULTS | self.configured
+        self.settings = settings.DEFAULTS | self.configured
         suffix = name.partition(".")[2]
-        self.mode: str = suffix if suffix in ("cdi", "legacy") else self._values["runtime.mode"]
+        self.mode: str = suffix if suffix in ("cdi", "legacy") else self.settings["runtime.mode"]
         self.crun = False
 
     def _read_settings(self) -> None:
@@ -99,8 +101,8 @@ class Shim:
         if self.mode == "legacy":
             return self._add_prestart_hook()
         container = self._bundle.container
-        files = cdifiles.Files(self._values, self._host_root, self.mode == "cdi")
-        decision = self.decision = request.decide(container, self._values, files)
+        files = cdifiles.Files(self.settings, self._host_root, self.mode == "cdi")
+        decision = self.decision = request.decide(container, self.settings, files)
         self.warnings += decision.warnings
         names = [name for name in decision.cdi if not files.devices.done(name, self.config)]
         if decision.request is None and not names:
@@ -120,6 +122,12 @@ class Shim:
     def apply(self) -> None:
         """Write what `make` made: first into the root, then the configuration. Raises NvhookError, all being as it
         was."""
+        if self._launcher:
+            try:
+                posix.stat(self._launcher)
+            except OSError as error:
+                what = f"no launcher for a hook: {self._launcher}: {error.strerror}"
+                raise NvhookError(what, "run `nvhook install` again") from error
         place = self._place
         if place is not None:
             steps.run(self._steps, place)
@@ -202,8 +210,8 @@ class Shim:
             arguments += finish_arguments(plan, judged.selection.driver_version)
         else:
             self.reasons.append("links and the loader cache are written into the root before the start")
-            self._place, self._steps = place, outside.finish(plan)
-        wanted = self._values["shim.proc-mask"]
+            self._place, self._steps = place, outside.finish(plan, self._bundle.container)
+        wanted = self.settings["shim.proc-mask"]
         mask, why = protection.needed(self.config, judged.inventory, plan.proc_mask, self.crun, wanted)
         self.reasons.append(f"{'a hook masks' if mask else 'no mask over'} /proc/driver/nvidia: {why}")
         if mask:
@@ -216,12 +224,7 @@ class Shim:
     # Hooks
 
     def _add_hook(self, stage: str, name: str, arguments: list[str]) -> None:
-        path = lowlevel.launcher()
-        try:
-            posix.stat(path)
-        except OSError as error:
-            what = f"no launcher for the hook {name}: {path}: {error.strerror}"
-            raise NvhookError(what, "run `nvhook install` again") from error
+        path = self._launcher = lowlevel.launcher()
         where = [] if self._host_root == "/" else ["--host-root", self._host_root]
         hooks = {**(self.config.get("hooks") or {})}
         hooks[stage] = [*(hooks.get(stage) or []), {"path": path, "args": [name, *where, *arguments], "env": HOOK_ENV}]
