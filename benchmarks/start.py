@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much nvhook adds to a container's start: `runc create` with and without the hook, in turn.
+"""How much nvhook adds to a container's start: `runc create` with and without the hook, and the runtime's, in turn.
 
     python -m benchmarks.start [--rounds 20]
 
 With a driver on this machine it is used, else the simulated host. Each round starts one container of each
 kind, from a fresh copy of a small root, so that drift of the machine meets all alike. Prints milliseconds:
-minimum, median, and the median of the differences to runc alone in the same round.
+minimum, median, and the median of the differences to runc alone in the same round. Then the same of a whole life:
+create, start, exec, kill, delete.
 """
 
 from __future__ import annotations
@@ -17,13 +18,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from hook import install
 from tests import demo, roots
 from tests.containers import Bundle, Hook, hook
 
 ALONE = "runc alone"
+
+
+class Way(NamedTuple):
+    """A container's environment, its prestart hooks, and the runtime's command."""
+
+    env: dict[str, str]
+    hooks: list[Hook]
+    runtime: list[str]
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,52 +47,86 @@ def main(argv: list[str] | None = None) -> int:
         kinds = ways(folder)
         times: dict[str, list[float]] = {name: [] for name in kinds}
         for number in range(rounds + 1):
-            for name, (env, hooks) in kinds.items():
-                spent = one(folder / f"{number}", env, hooks)
+            for name, way in kinds.items():
+                spent = one(folder / f"{number}", way, create)
                 # The first round renews the inventory and fills the page cache.
                 if number:
                     times[name].append(spent)
+        print_table("create", times)
+        lives: dict[str, list[float]] = {name: [] for name in kinds if kinds[name].runtime or name == ALONE}
+        for number in range(rounds):
+            for name, spent_in_life in lives.items():
+                spent_in_life.append(one(folder / f"{number}", kinds[name], life))
+        print_table("create, start, exec, kill, delete", lives)
     finally:
         shutil.rmtree(folder)
-    print_table(times)
     return 0
 
 
-def ways(folder: Path) -> dict[str, tuple[dict[str, str], list[Hook]]]:
-    """Each kind of container: its environment and its prestart hooks."""
+def ways(folder: Path) -> dict[str, Way]:
+    """Each kind of container."""
     machine = demo.machine(folder)
-    launcher = install.install(folder / "prefix")[0]
+    launchers = {path.name: path for path in install.install(folder / "prefix")}
     arguments = [] if machine.real else ["--host-root", str(machine.root)]
-    ours = [hook(launcher, *arguments)]
+    ours = [hook(launchers["nvhook-prestart"], *arguments)]
+    runtime = [str(launchers["nvhook-runtime"]), *arguments]
     request = {"NVIDIA_VISIBLE_DEVICES": "all"}
     python = [hook(install.interpreter(), "-I", "-S", "-c", "pass")]
     return {
-        ALONE: ({}, []),
-        "a hook that is an empty Python": ({}, python),
-        "nvhook, no GPU asked for": ({}, ours),
-        "nvhook, compute and utility": (request, ours),
-        "nvhook, all capabilities": (request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}, ours),
+        ALONE: Way({}, [], []),
+        "a hook that is an empty Python": Way({}, python, []),
+        "nvhook, no GPU asked for": Way({}, ours, []),
+        "nvhook, compute and utility": Way(request, ours, []),
+        "nvhook, all capabilities": Way(request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}, ours, []),
+        "runtime, no GPU asked for": Way({}, [], runtime),
+        "runtime, compute and utility": Way(request, [], runtime),
+        "runtime, all capabilities": Way(request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}, [], runtime),
     }
 
 
-def one(folder: Path, env: dict[str, str], hooks: list[Hook]) -> float:
-    """Milliseconds of one `runc create`."""
+def one(folder: Path, way: Way, what: Callable[[list[str], Bundle], None]) -> float:
+    """Milliseconds of one container's part."""
     folder.mkdir()
-    bundle = Bundle(folder / "bundle", roots.make_root(folder / "image"), ["/bin/true"], env=env, prestart=hooks)
+    root = roots.make_root(folder / "image")
+    bundle = Bundle(folder / "bundle", root, ["/bin/sleep", "60"], env=way.env, prestart=way.hooks)
     bundle.write()
-    command = [*bundle.command(), "create", "--bundle", str(bundle.folder), bundle.name]
+    command = bundle.command()
+    if way.runtime:
+        command[:1] = way.runtime
     try:
         began = time.perf_counter()
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+        what(command, bundle)
         return (time.perf_counter() - began) * 1000
     finally:
         bundle.delete()
         shutil.rmtree(folder)
 
 
-def print_table(times: dict[str, list[float]]) -> None:
+def call(command: list[str], *words: str) -> None:
+    """One call of the runtime, which must succeed."""
+    null = subprocess.DEVNULL
+    subprocess.run([*command, *words], stdin=null, stdout=null, check=True)
+
+
+def create(command: list[str], bundle: Bundle) -> None:
+    """The container is made and waits."""
+    call(command, "create", "--bundle", str(bundle.folder), bundle.name)
+
+
+def life(command: list[str], bundle: Bundle) -> None:
+    """From its making to its end."""
+    create(command, bundle)
+    call(command, "start", bundle.name)
+    call(command, "exec", bundle.name, "/bin/true")
+    call(command, "kill", bundle.name, "KILL")
+    while subprocess.run([*command, "delete", bundle.name], stderr=subprocess.DEVNULL, check=False).returncode:
+        # The kernel has not taken the process away yet.
+        time.sleep(0.001)
+
+
+def print_table(what: str, times: dict[str, list[float]]) -> None:
     """One line a kind."""
-    print(f"{'':32}{'min':>8}{'median':>8}{'over runc alone':>18}")
+    print(f"{what:32}{'min':>8}{'median':>8}{'over runc alone':>18}")
     for name, values in times.items():
         over = statistics.median([value - alone for value, alone in zip(values, times[ALONE], strict=True)])
         print(f"{name:32}{min(values):8.1f}{statistics.median(values):8.1f}{over:+18.1f}")

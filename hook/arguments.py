@@ -30,11 +30,12 @@ class Arguments:
     """`words` are for the low-level runtime, `verb` "" where there is none. `log`, `log_format` and `bundle` are None
     where the caller gave none; of several the last counts, as for the runtimes."""
 
-    __slots__ = ("bundle", "config", "host_root", "identity", "log", "log_format", "verb", "words")
+    __slots__ = ("bundle", "config", "debug", "host_root", "identity", "log", "log_format", "verb", "words")
 
     def __init__(self) -> None:
         self.words: list[str] = []
         self.verb = ""
+        self.debug = False
         self.host_root = "/"
         self.log: str | None = None
         self.log_format: str | None = None
@@ -67,7 +68,9 @@ def parse(argv: list[str]) -> Arguments:
             made.host_root = value
         else:
             made.words += argv[at : at + size]
-        if name == "log":
+        if name == "debug":
+            made.debug = value != "false"
+        elif name == "log":
             made.log = value
         elif name == "log-format":
             made.log_format = value

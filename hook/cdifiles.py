@@ -7,10 +7,8 @@ define the same names.
 
 from __future__ import annotations
 
-from cdi import registry
 from cdi.annotations import InvalidAnnotation
 from cdi.annotations import devices as annotated_devices
-from hook import child
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -96,7 +94,12 @@ class Files:
 
 def find(folders: list[str], names: list[str]) -> Devices:
     """Look the names up. Raises NvhookError if a child was needed and gave no answer."""
+    # Most containers name none (2 ms).
+    from cdi import registry
+
     found = registry.scan(folders, registry.load_plain)
     if found.unparsed:
+        from hook import child
+
         return Devices(child.ask(["devices", *folders, "--", *names]))
     return Devices(registry.table(found, names))

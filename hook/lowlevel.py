@@ -73,12 +73,13 @@ def become(path: str, words: list[str], caller: Caller) -> None:
 
 def kept(host: int, name: str) -> str:
     """The path that stands in `/run/nvhook/runtime.NAME`; "" where there is none, or none to be trusted."""
+    flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
     try:
-        fd = posix.open(
-            f"runtime.{name}",
-            posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC,
-            dir_fd=root.open_path(host, store.FOLDER),
-        )
+        folder = root.open_path(host, store.FOLDER)
+        try:
+            fd = posix.open(f"runtime.{name}", flags, dir_fd=folder)
+        finally:
+            posix.close(folder)
     except OSError:
         return ""
     status = posix.fstat(fd)

@@ -134,11 +134,29 @@ def hidden(place: Outside, wanted: list[str], mounts: list[dict[str, Any]]) -> s
 
 
 def real(base: int, path: str) -> str:
-    """The path without the links of the image; of one that is not there, as it is written."""
-    try:
-        return root.real_path(base, path).rstrip("/")
-    except OSError:
-        return path.rstrip("/")
+    """The path without the links of the image, as a runtime will resolve it: what is not there yet, it makes. A name to
+    decide by, never to open."""
+    done: list[str] = []
+    parts = path.split("/")[::-1]
+    links = 0
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            del done[-1:]
+        if part in ("", ".", ".."):
+            continue
+        try:
+            text = root.readlink(base, "/" + "/".join([*done, part]))
+        except OSError:
+            done.append(part)
+            continue
+        links += 1
+        if links > root.LINKS_MAX:
+            break
+        if text.startswith("/"):
+            done = []
+        parts += text.split("/")[::-1]
+    return "/" + "/".join(done) if done else ""
 
 
 def foreign(place: Outside, mounts: list[dict[str, Any]]) -> list[str]:

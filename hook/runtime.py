@@ -68,4 +68,6 @@ def edit(given: Arguments, host: int, name: str) -> str | None:
         posix.umask(before)
     for warning in made.warnings:
         runtimelog.warn(given, warning)
+    for reason in made.reasons if given.debug else ():
+        runtimelog.write(given, "debug", f"nvhook: {reason}")
     return runtime

@@ -154,6 +154,7 @@ class Shim:
             assert self._error is not None, "neither an inventory nor an error"
             raise self._error
         container = self._bundle.container
+        check_mount_namespace(self.config)
         judged = self.judged = injection.judge(self._host, self._host_root, wanted, self._inventory)
         place = outside.Outside(container.root_path, self.config)
         plan = self.plan = injection.make_plan(container, judged.selection, place.base, judged.settings)
@@ -176,12 +177,19 @@ class Shim:
 
     def _fits(self, place: outside.Outside, mount: Object, volumes: list[str]) -> bool:
         """Whether the runtime can mount it; what the GPU works without is left out with a warning."""
-        is_folder = root.file_type(root.stat(self._host, mount["hostPath"]).st_mode) == root.S_IFDIR
-        reason = outside.check_target(place, mount, is_folder, volumes)
+        remedy = "take that path out of the image"
+        try:
+            source = root.stat(self._host, mount["hostPath"])
+        except OSError as error:
+            reason = f"{mount['hostPath']} on the host is not what it was a moment ago: {error.strerror}"
+            remedy = "the driver was changed a moment ago; start the container again"
+        else:
+            is_folder = root.file_type(source.st_mode) == root.S_IFDIR
+            reason = outside.check_target(place, mount, is_folder, volumes)
         if not reason:
             return True
         if mount["containerPath"] not in (self.plan.optional if self.plan else ()):
-            raise NvhookError(reason, "take that path out of the image")
+            raise NvhookError(reason, remedy)
         self.warnings.append(f"left out: {reason}")
         return False
 
@@ -250,6 +258,15 @@ class Shim:
                 self.reasons.append(f"taken over from the {stage} hook of config.json")
         if hooks is not self.config.get("hooks") and hooks:
             self.config = {**self.config, "hooks": hooks}
+
+
+def check_mount_namespace(config: Object) -> None:
+    """Refuse a container without a mount namespace of its own: the runtime would mount nothing, or on the host."""
+    namespaces = (config.get("linux") or {}).get("namespaces") or []
+    own = [namespace for namespace in namespaces if namespace.get("type") == "mount"]
+    if not own or own[0].get("path"):
+        what = "the container has no mount namespace of its own; its mounts would be the host's"
+        raise NvhookError(what, "give it one: linux.namespaces in config.json")
 
 
 def is_gpu_hook(hook: Any) -> bool:

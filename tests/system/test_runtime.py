@@ -179,6 +179,26 @@ def test_a_read_only_root_needs_no_hook(shim: Shim, flavour: roots.Flavour) -> N
     assert config(bundle)["hooks"]["createContainer"] == []
 
 
+def test_a_root_that_is_read_only_on_the_host_too(shim: Shim) -> None:
+    """It takes no new names; where an earlier start has left ours, the hook sees to the rest."""
+    bundle = shim.bundle("resolve libcuda.so.1", env=visible("0"))
+    expected = shim.output(bundle)
+    bundle.write()
+    root = str(bundle.root)
+    script = f'mount --bind {root} {root}; mount -o remount,bind,ro {root}; exec "$@"'
+    command = shim.command(bundle, "run", "--bundle", str(bundle.folder), bundle.name)
+    wrapped = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
+    done = subprocess.run(wrapped, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == expected, done.stderr
+    assert len(config(bundle)["hooks"]["createContainer"]) == 1
+
+
+def test_a_container_in_the_hosts_mount_namespace(shim: Shim) -> None:
+    bundle = shim.bundle("true", env=visible("0"), namespaces=("pid", "ipc"))
+    done = shim.run(bundle)
+    assert done.returncode == 1 and "has no mount namespace of its own" in done.stderr
+
+
 def test_the_images_own_library_by_our_name(shim: Shim) -> None:
     """A file is covered by a mount; a link is led to ours."""
     status = shim.host.library("libcuda.so.1").stat()
@@ -485,6 +505,16 @@ def test_an_error_stands_in_the_engines_log(shim: Shim, verb: str) -> None:
     shim.call(bundle, *words)
     last = log.read_text().splitlines()[-1]
     assert last.startswith('time="') and " level=error msg=\"nvhook: error: no GPU '7'" in last
+
+
+def test_with_debug_the_log_says_why(shim: Shim) -> None:
+    for words, count in ((["--debug"], 2), ([], 0)):
+        bundle = shim.bundle("true", env=visible("0"))
+        bundle.write()
+        log = shim.folder / f"log-{count}"
+        shim.call(bundle, *words, "--log", str(log), "run", "--bundle", str(bundle.folder), bundle.name)
+        text = log.read_text() if log.exists() else ""
+        assert text.count('level=debug msg="nvhook: ') == count
 
 
 @pytest.mark.parametrize(
