@@ -51,6 +51,10 @@ def dispatch(argv: list[str]) -> int:
     """The exit status of one verb: 0 done, 1 failed, 2 usage, 3 stale or unhealthy."""
     open_streams()
     verb = argv[0] if argv else ""
+    if verb == "runtime":
+        from hook import runtime
+
+        return runtime.main(argv[1:])
     if verb == "prestart":
         from hook import prestart
 
@@ -59,10 +63,6 @@ def dispatch(argv: list[str]) -> int:
         from hook import create_container
 
         return create_container.main(argv[1:])
-    if verb == "runtime":
-        from hook import runtime
-
-        return runtime.main(argv[1:])
     if verb in ("poststart", "poststop"):
         return 0
     say(f"nvhook: error: {verb!a} is no hook\n  remedy: use prestart or create-container\n")

@@ -170,39 +170,58 @@ static char *hand_over(char *const *environment)
     return fd < 0 ? NULL : word;
 }
 
+/* Become the low-level runtime, or Python, which edits a container's configuration before it becomes that. */
+static int run_runtime(const char *name, int argc, char **argv, char **environment)
+{
+    const char *verb = find_verb(argc, argv);
+    char **arguments = calloc(argc + 9, sizeof *arguments);
+    char *clean[3 + sizeof allowed / sizeof *allowed], *handed;
+    int count = 0;
+
+    if (verb && strcmp(verb, "create") != 0 && strcmp(verb, "run") != 0)
+        pass_through(name, argv, environment);
+    handed = hand_over(environment);
+    if (!handed || !arguments)
+        return fail("cannot keep the caller's environment: ", strerror(errno), "free memory on the host");
+    arguments[count++] = (char *)python;
+    arguments[count++] = "-I";
+    arguments[count++] = "-S";
+    arguments[count++] = "-B";
+    arguments[count++] = (char *)entry;
+    arguments[count++] = "runtime";
+    arguments[count++] = (char *)name;
+    arguments[count++] = handed;
+    for (int i = 1; i < argc; i++)
+        arguments[count++] = argv[i];
+    fill_environment(clean, environment);
+    execve(python, arguments, clean);
+    return fail("cannot start ", python, "run `nvhook install` again");
+}
+
 int main(int argc, char **argv, char **environment)
 {
-    static char *few[ARGUMENTS_MAX + 10];
-    char **arguments = argc > ARGUMENTS_MAX ? calloc(argc + 10, sizeof *arguments) : few;
-    char *clean[3 + sizeof allowed / sizeof *allowed], *environment_word = NULL;
-    const char *name = base_name(argc > 0 ? argv[0] : ""), *verb;
-    int count = 0, is_runtime = has(runtimes, name, ".");
+    static char *arguments[ARGUMENTS_MAX + 8];
+    char *clean[3 + sizeof allowed / sizeof *allowed];
+    const char *name = base_name(argc > 0 ? argv[0] : "");
+    int count = 0;
+
+    if (has(runtimes, name, "."))
+        return run_runtime(name, argc, argv, environment);
 
     if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
         return fail("this launcher is not installed: no interpreter is written into it", "",
                     "run `nvhook install`, or install the nvhook package");
-    if (is_runtime) {
-        verb = find_verb(argc, argv);
-        if (verb && strcmp(verb, "create") != 0 && strcmp(verb, "run") != 0)
-            pass_through(name, argv, environment);
-        environment_word = hand_over(environment);
-        if (!environment_word)
-            return fail("cannot keep the caller's environment: ", strerror(errno), "free memory on the host");
-    } else if (strncmp(name, prefix, sizeof prefix - 1) != 0)
+    if (strncmp(name, prefix, sizeof prefix - 1) != 0)
         return fail("started under a name that is no hook: ", name,
                     "let the hook's args[0] be the launcher's own name, such as nvhook-prestart");
-    if (!arguments || (!is_runtime && argc > ARGUMENTS_MAX))
+    if (argc > ARGUMENTS_MAX)
         return fail("more than 1024 arguments", "", "call the hook with the arguments of its registration");
     arguments[count++] = (char *)python;
     arguments[count++] = "-I";
     arguments[count++] = "-S";
     arguments[count++] = "-B";
     arguments[count++] = (char *)entry;
-    arguments[count++] = is_runtime ? "runtime" : (char *)name + sizeof prefix - 1;
-    if (is_runtime) {
-        arguments[count++] = (char *)name;
-        arguments[count++] = environment_word;
-    }
+    arguments[count++] = (char *)name + sizeof prefix - 1;
     for (int i = 1; i < argc; i++)
         arguments[count++] = argv[i];
     fill_environment(clean, environment);

@@ -19,15 +19,15 @@ PACKAGES = ("ldcache", "cdi", "hook")
 
 ENTRIES = (
     "hook.start",
-    "hook.prestart",
-    "hook.injection",
-    "hook.create_container",
     "hook.runtime",
     "hook.bundle",
     "hook.child",
     "hook.shim",
     "hook.steps",
     "hook.cgroup",
+    "hook.prestart",
+    "hook.injection",
+    "hook.create_container",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",

@@ -51,10 +51,11 @@ RULES = (
     ("hook", "tests", "the product stands without its tests"),
 )
 
-# An applier reads the inventory; the parts of cdi.host that look at the host are for the command line alone.
-READS_THE_INVENTORY = {"cdi.host.store", "cdi.host.fingerprint", "cdi.host.settings", "cdi.jsontext"}
 # The runtime shim does what an engine does with CDI files.
 READS_FILES = {"cdi.annotations", "cdi.inject", "cdi.registry"}
+
+# An applier reads the inventory; the parts of cdi.host that look at the host are for the command line alone.
+READS_THE_INVENTORY = {"cdi.host.store", "cdi.host.fingerprint", "cdi.host.settings", "cdi.jsontext"}
 COMMAND_LINE = {"hook.cli"}
 
 
