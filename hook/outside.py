@@ -66,10 +66,10 @@ class Outside(namespace.Namespace):
         raise NvhookError(f"{path} cannot be mounted before the container is there", "report this to nvhook's authors")
 
 
-def mapped(mappings: list[dict[str, Any]] | None) -> int:
+def mapped(mappings: Any) -> int:
     """What id 0 of the container is on the host, by config.json's mappings; 0 without any."""
-    for mapping in mappings or []:
-        if mapping.get("containerID") == 0 and isinstance(mapping.get("hostID"), int):
+    for mapping in mappings if isinstance(mappings, list) else []:
+        if isinstance(mapping, dict) and mapping.get("containerID") == 0 and isinstance(mapping.get("hostID"), int):
             return int(mapping["hostID"])
     return 0
 
@@ -163,7 +163,8 @@ def foreign(place: Outside, mounts: list[dict[str, Any]]) -> list[str]:
     """Where config.json mounts folders of the host's: what the runtime makes below, it makes on the host."""
     found = []
     for mount in mounts:
-        destination, options = mount.get("destination"), mount.get("options") or []
+        destination, options = mount.get("destination"), mount.get("options")
+        options = options if isinstance(options, list) else []
         if isinstance(destination, str) and (mount.get("type") == "bind" or "bind" in options or "rbind" in options):
             found.append(real(place.base, destination))
     return found

@@ -85,7 +85,7 @@ def _by_runc(rules: list[dict[str, Any]], major: int, minor: int) -> bool:
     default = False
     exceptions: dict[tuple[str, int, int], set[str]] = {}
     for rule in rules:
-        allow, access = rule.get("allow") is True, set(rule.get("access") or "")
+        allow, access = rule.get("allow") is True, set(_access(rule))
         kind = rule.get("type") or "a"
         if kind == "a":
             default = allow
@@ -106,7 +106,7 @@ def _by_crun(rules: list[dict[str, Any]], major: int, minor: int) -> bool:
         for rule in reversed(rules):
             kind = rule.get("type") or "a"
             key = ("c" if kind == "a" else kind, _number(rule, "major"), _number(rule, "minor"))
-            if letter in (rule.get("access") or "") and _matches(key, major, minor):
+            if letter in _access(rule) and _matches(key, major, minor):
                 if rule.get("allow") is True:
                     return True
                 break
@@ -118,6 +118,11 @@ def _by_crun(rules: list[dict[str, Any]], major: int, minor: int) -> bool:
 
 def _matches(key: tuple[str, int, int], major: int, minor: int) -> bool:
     return key[0] in ("c", "u") and key[1] in (-1, major) and key[2] in (-1, minor)
+
+
+def _access(rule: dict[str, Any]) -> str:
+    value = rule.get("access")
+    return value if isinstance(value, str) else ""
 
 
 def _number(rule: dict[str, Any], name: str) -> int:

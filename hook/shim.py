@@ -13,7 +13,7 @@ import posix
 
 from cdi import inject, jsontext
 from cdi.host import settings, store
-from hook import cdifiles, injection, lowlevel, outside, protection, request, steps
+from hook import cdifiles, injection, lowlevel, outside, protection, request, state, steps
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -167,7 +167,7 @@ class Shim:
         volumes = outside.foreign(place, container.mounts)
         self._add_mounts([mount for mount in plan.mounts if self._fits(place, mount, volumes)])
         place.missing = {mount["containerPath"] for mount in plan.mounts} - {
-            mount["destination"] for mount in self.config["mounts"]
+            mount.get("destination") for mount in self.config["mounts"]
         }
         self._finish(place, plan, judged)
 
@@ -234,30 +234,28 @@ class Shim:
     def _add_hook(self, stage: str, name: str, arguments: list[str]) -> None:
         path = self._launcher = lowlevel.launcher()
         where = [] if self._host_root == "/" else ["--host-root", self._host_root]
-        hooks = {**(self.config.get("hooks") or {})}
-        hooks[stage] = [*(hooks.get(stage) or []), {"path": path, "args": [name, *where, *arguments], "env": HOOK_ENV}]
-        self.config = {**self.config, "hooks": hooks}
+        added = {"path": path, "args": [name, *where, *arguments], "env": HOOK_ENV}
+        self._set_hooks(stage, [*hooks_of(self.config, stage), added])
+
+    def _set_hooks(self, stage: str, hooks: list[Any]) -> None:
+        self.config = {**self.config, "hooks": {**(self.config.get("hooks") or {}), stage: hooks}}
 
     def _add_prestart_hook(self) -> bool:
         """Mode legacy: nothing but the hook, unless one is there."""
         self.reasons.append("the prestart hook does it: mode legacy")
-        hooks = (self.config.get("hooks") or {}).get("prestart") or []
-        if any(is_gpu_hook(hook) for hook in hooks):
+        if any(is_gpu_hook(hook) for hook in hooks_of(self.config, "prestart")):
             return False
         self._add_hook("prestart", "nvhook-prestart", [])
         return True
 
     def _take_over(self) -> None:
         """Take the prestart hooks out that would do the same again."""
-        hooks = self.config.get("hooks") or {}
         for stage in ("prestart", "createRuntime"):
-            listed = hooks.get(stage) or []
+            listed = hooks_of(self.config, stage)
             left = [hook for hook in listed if not is_gpu_hook(hook)]
             if len(left) < len(listed):
-                hooks = {**hooks, stage: left}
+                self._set_hooks(stage, left)
                 self.reasons.append(f"taken over from the {stage} hook of config.json")
-        if hooks is not self.config.get("hooks") and hooks:
-            self.config = {**self.config, "hooks": hooks}
 
 
 def check_mount_namespace(config: Object) -> None:
@@ -269,11 +267,21 @@ def check_mount_namespace(config: Object) -> None:
         raise NvhookError(what, "give it one: linux.namespaces in config.json")
 
 
+def hooks_of(config: Object, stage: str) -> list[Any]:
+    """The hooks of a stage. Raises NvhookError where they are no list, or `hooks` no object."""
+    hooks = config.get("hooks") or {}
+    listed = hooks.get(stage) or [] if isinstance(hooks, dict) else None
+    if not isinstance(listed, list):
+        raise NvhookError(f"config.json: `hooks` or its `{stage}` is of the wrong type", state.REPORT)
+    return listed
+
+
 def is_gpu_hook(hook: Any) -> bool:
     """Whether a hook's entry puts GPUs into containers: by its path, or by the name that our launcher goes by."""
     if not isinstance(hook, dict):
         return False
-    names = [hook.get("path"), *(hook.get("args") or [])[:1]]
+    arguments = hook.get("args")
+    names = [hook.get("path"), *(arguments[:1] if isinstance(arguments, list) else ())]
     return any(isinstance(name, str) and name.rpartition("/")[2] in HOOKS for name in names)
 
 

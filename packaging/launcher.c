@@ -43,6 +43,10 @@ static const char *const allowed[] = {"XDG_RUNTIME_DIR"};
 
 static const char prefix[] = "nvhook-";
 
+/* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
+static char locale[] = "LC_ALL=C.UTF-8";
+static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /* With `.cdi` or `.legacy` behind them, as NVIDIA's, they force a mode. */
 static const char *const runtimes[] = {"nvhook-runtime", "nvidia-container-runtime", NULL};
 static const char state[] = "/run/nvhook/runtime.";
@@ -50,10 +54,6 @@ static const char state[] = "/run/nvhook/runtime.";
 /* Global options of runc (1.0 to 1.4) and crun (1.8 to 1.24), those that take a value and those that do not. */
 static const char *const valued[] = {"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", NULL};
 static const char *const plain[] = {"debug", "systemd-cgroup", "help", "h", "version", "v", NULL};
-
-/* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
-static char locale[] = "LC_ALL=C.UTF-8";
-static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 static void say(const char *text)
 {

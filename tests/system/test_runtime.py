@@ -535,6 +535,41 @@ def test_a_configuration_that_is_none(shim: Shim, text: str, said: str) -> None:
     assert done.returncode == 1 and said in done.stderr and len(done.stderr.splitlines()) == 2
 
 
+MEMBERS: list[tuple[tuple[str, ...], Any]] = [
+    *[
+        ((name,), value)
+        for name in ("hooks", "mounts", "linux", "process", "annotations")
+        for value in (7, "x", [["y"]])
+    ],
+    (("hooks", "prestart"), {"path": "x"}),
+    (("hooks", "prestart"), [7, {"args": {"a": 1}}, {"path": 7}]),
+    (("mounts",), [{"destination": 7, "options": 7}, {"options": {}}]),
+    (("linux", "namespaces"), [7]),
+    (("linux", "namespaces"), [{"type": 7}]),
+    (("linux", "uidMappings"), [7, {"containerID": 0, "hostID": "x"}]),
+    (("linux", "resources"), {"devices": [{"allow": 7, "access": 7, "type": 7, "major": "x"}]}),
+    (("linux", "devices"), [{"path": 7}]),
+    (("process", "capabilities"), {"bounding": [7]}),
+    (("process", "user"), {"uid": "x"}),
+    (("root",), {"path": 7}),
+]
+
+
+@pytest.mark.parametrize(("place", "value"), MEMBERS)
+def test_members_of_a_wrong_type(shim: Shim, place: tuple[str, ...], value: Any) -> None:
+    """By us or by runc: an error in words, never a traceback."""
+    bundle = shim.bundle("true", env=visible("0"))
+    made: Any = bundle.config()
+    owner = made
+    for name in place[:-1]:
+        owner = owner[name]
+    owner[place[-1]] = value
+    (bundle.folder / "config.json").write_text(json.dumps(made))
+    done = shim.call(bundle, "run", "--bundle", str(bundle.folder), bundle.name)
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0 or done.stderr
+
+
 def test_a_configuration_of_50_megabytes(shim: Shim) -> None:
     bundle = shim.bundle("true")
     (bundle.folder / "config.json").write_bytes(b'{"a": "' + b"x" * (50 << 20) + b'"}')
