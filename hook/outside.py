@@ -24,19 +24,20 @@ if TYPE_CHECKING:
     from hook.step import Step
 
 # Of no library and no configuration.
-APART = ("/proc", "/sys", "/dev")
+APART = ("/proc/", "/sys/", "/dev/")
 
 
 class Outside(namespace.Namespace):
     """The root, open before anything is mounted in it. `covers` maps a path to the library that the runtime is to mount
     on it."""
 
-    __slots__ = ("covers",)
+    __slots__ = ("_folders", "covers")
 
     def __init__(self, root_path: str, config: dict[str, Any]) -> None:
         """Raises NvhookError for a root that can't be opened, or is the host's own."""
         super().__init__()
         self.covers: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
         try:
             self.base = root.open_root(root_path)
         except OSError as error:
@@ -49,6 +50,12 @@ class Outside(namespace.Namespace):
             raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
         linux = config.get("linux") or {}
         self.ids = (mapped(linux.get("uidMappings")), mapped(linux.get("gidMappings")))
+
+    def real_folder(self, path: str) -> str:
+        """What `real` says of a folder, looked up once."""
+        if path not in self._folders:
+            self._folders[path] = real(self.base, path)
+        return self._folders[path]
 
     def is_read_only(self) -> bool:
         """Whether the root takes no files from here either, whatever config.json says of it."""
@@ -119,11 +126,11 @@ def places(plan: Plan) -> list[str]:
 def hidden(place: Outside, wanted: list[str], mounts: list[dict[str, Any]]) -> str:
     """The destination of a mount of config.json that will hide one of these folders, or a file that is written in
     /etc; "" for none."""
-    folders = [real(place.base, folder) for folder in wanted]
+    folders = [place.real_folder(folder) for folder in wanted]
     own = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
     for mount in mounts:
         destination = mount.get("destination")
-        if not isinstance(destination, str) or destination.startswith(APART):
+        if not isinstance(destination, str) or f"{destination}/".startswith(APART):
             continue
         there = real(place.base, destination)
         if there in own and "/etc" in wanted:
@@ -173,17 +180,20 @@ def foreign(place: Outside, mounts: list[dict[str, Any]]) -> list[str]:
 def check_target(place: Outside, mount: dict[str, Any], is_folder: bool, volumes: list[str]) -> str:
     """Why the runtime is not to mount a host's file there; "" where nothing is in the way. `volumes`: see `foreign`."""
     path = mount["containerPath"]
-    if volumes:
-        folder, name = root.split(path)
-        there = f"{real(place.base, folder)}/{name}"
-        if any(there.startswith(f"{volume}/") for volume in volumes):
-            return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
+    folder, name = root.split(path)
+    there = f"{place.real_folder(folder)}/{name}"
     try:
-        status = root.stat(place.base, path)
+        if root.file_type(root.stat(place.base, there, follow=False).st_mode) == root.S_IFLNK:
+            there = real(place.base, there)
+        status = root.stat(place.base, there)
     except FileNotFoundError:
-        return ""
+        status = None
     except OSError as error:
         return namespace.creation_error(error, path).what
-    if (root.file_type(status.st_mode) == root.S_IFDIR) != is_folder:
+    if f"{there}/".startswith(APART):
+        return f"{path} in the container is in the way: it leads to {there}"
+    if any(there.startswith(f"{volume}/") for volume in volumes):
+        return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
+    if status is not None and (root.file_type(status.st_mode) == root.S_IFDIR) != is_folder:
         return f"{path} in the container is in the way: {'no folder' if is_folder else 'a folder'}"
     return ""
