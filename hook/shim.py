@@ -9,12 +9,13 @@ loader's files into the root. A hook is added only where something can't be done
 
 from __future__ import annotations
 
+import errno
 import posix
 
 from cdi import inject, jsontext
 from cdi.host import settings, store
 from hook import cdifiles, injection, lowlevel, outside, protection, request, state, steps
-from ldcache import root
+from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -103,6 +104,7 @@ class Shim:
         container = self._bundle.container
         files = cdifiles.Files(self.settings, self._host_root, self.mode == "cdi")
         decision = self.decision = request.decide(container, self.settings, files)
+        decision.configuration = None if self._inventory is None else settings.source(self._inventory)
         self.warnings += decision.warnings
         names = [name for name in decision.cdi if not files.devices.done(name, self.config)]
         if decision.request is None and not names:
@@ -134,7 +136,8 @@ class Shim:
             self.warnings += place.warnings
             if self.plan is not None:
                 sources = {mount["containerPath"]: mount for mount in self.plan.mounts}
-                self._add_mounts([sources[library] | {"containerPath": path} for path, library in place.covers.items()])
+                covers = [(path, library) for path, library in place.covers.items() if library in sources]
+                self._add_mounts([sources[library] | {"containerPath": path} for path, library in covers])
         self._bundle.config = self.config
         try:
             self._bundle.write()
@@ -179,7 +182,10 @@ class Shim:
         """Whether the runtime can mount it; what the GPU works without is left out with a warning."""
         remedy = "take that path out of the image"
         try:
-            source = root.stat(self._host, mount["hostPath"])
+            # An inventory's paths are free of links, and the runtime would follow one.
+            source = root.stat(self._host, mount["hostPath"], follow=False)
+            if root.file_type(source.st_mode) == root.S_IFLNK:
+                raise kernel.error("it has become a link", errno.ELOOP)
         except OSError as error:
             reason = f"{mount['hostPath']} on the host is not what it was a moment ago: {error.strerror}"
             remedy = "the driver was changed a moment ago; start the container again"

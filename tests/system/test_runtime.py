@@ -242,6 +242,19 @@ def test_a_volume_where_libraries_belong(shim: Shim) -> None:
     assert list(volume.iterdir()) == []
 
 
+def test_another_version_at_every_start(shim: Shim) -> None:
+    """The link that gave way stays a file, which the next start covers again."""
+    bundle = shim.bundle("resolve -s libcuda.so.1; ldconfig; resolve -s libcuda.so.1", env=visible("0"))
+    folder = bundle.root / MULTIARCH.lstrip("/")
+    shutil.copy(shim.host.library("libcuda.so.1"), folder / "libcuda.so.999.1")
+    (folder / "libcuda.so.1").symlink_to("libcuda.so.999.1")
+    status = shim.host.library("libcuda.so.1").stat()
+    for _ in range(3):
+        done = shim.run(bundle)
+        found = [line.split()[-1] for line in done.stdout.splitlines()]
+        assert found == [f"{status.st_dev}:{status.st_ino}"] * 2, done.stderr
+
+
 def test_something_in_the_way(shim: Shim) -> None:
     bundle = shim.bundle("echo started", env=visible("0"))
     (bundle.root / "usr/bin/nvidia-smi").mkdir()
