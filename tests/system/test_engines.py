@@ -206,6 +206,9 @@ def test_podman_of_debian_13_with_the_runtime(
         check(by_variable(engine), host, f"no GPU '{MISSING}' on this host; there are 0 (")
     finally:
         shutil.rmtree(configuration.parent)
+        # The choice is kept, and would be the next test's.
+        for kept in (host.root / "run/nvhook").glob("runtime.*"):
+            kept.unlink()
         engine.close()
 
 
