@@ -5,7 +5,8 @@
 
 With a driver on this machine it is used, else the simulated host. Each round starts one container of each
 kind, from a fresh copy of a small root, so that drift of the machine meets all alike. Prints milliseconds:
-minimum, median, and the median of the differences to runc alone in the same round.
+minimum, median, and the median of the differences to runc alone in the same round. Then the same of a whole life:
+create, start, exec, kill, delete.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdi import generate
 from cdi.finish import HOOK_NAME
@@ -31,6 +33,15 @@ from tests.system import cdifiles
 ALONE = "runc alone"
 
 
+class Way(NamedTuple):
+    """What a container's bundle has beside the ordinary, the runtime's command where it is not runc, and whether its
+    whole life is of interest."""
+
+    others: dict[str, Any]
+    runtime: list[str] = []
+    life: bool = False
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -41,42 +52,50 @@ def main(argv: list[str] | None = None) -> int:
         kinds = ways(folder)
         times: dict[str, list[float]] = {name: [] for name in kinds}
         for number in range(rounds + 1):
-            for name, others in kinds.items():
-                spent = one(folder / f"{number}", others)
+            for name, way in kinds.items():
+                spent = one(folder / f"{number}", way, create)
                 # The first round renews the inventory and fills the page cache.
                 if number:
                     times[name].append(spent)
+        print_table("create", times)
+        lives: dict[str, list[float]] = {name: [] for name in kinds if kinds[name].life}
+        for number in range(rounds):
+            for name, spent_in_life in lives.items():
+                spent_in_life.append(one(folder / f"{number}", kinds[name], life))
+        print_table("create, start, exec, kill, delete", lives)
     finally:
         shutil.rmtree(folder)
-    print_table(times)
     return 0
 
 
-Others = dict[str, Any]
-
-
-def ways(folder: Path) -> dict[str, Others]:
-    """Each kind of container, as what its bundle has beside the ordinary."""
+def ways(folder: Path) -> dict[str, Way]:
+    """Each kind of container."""
     machine = demo.machine(folder)
     launchers = {path.name: path for path in install.install(folder / "prefix")}
     arguments = [] if machine.real else ["--host-root", str(machine.root)]
     ours = [hook(launchers["nvhook-prestart"], *arguments)]
+    runtime = [str(launchers["nvhook-runtime"]), *arguments]
     request = {"NVIDIA_VISIBLE_DEVICES": "all"}
+    everything = request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}
     python = [hook(install.interpreter(), "-I", "-S", "-c", "pass")]
-    finish = launchers[HOOK_NAME]
+
+    def cdi(**options: Any) -> dict[str, Any]:
+        return {"edits": edits(machine, launchers[HOOK_NAME], generate.Options(**options))}
+
     few = ("compute", "utility")
     return {
-        ALONE: {},
-        "a hook that is an empty Python": {"prestart": python},
-        "nvhook, no GPU asked for": {"prestart": ours},
-        "nvhook, compute and utility": {"env": request, "prestart": ours},
-        "nvhook, all capabilities": {"env": request | {"NVIDIA_DRIVER_CAPABILITIES": "all"}, "prestart": ours},
-        "CDI file, its hook, two of them": {"edits": edits(machine, finish, generate.Options(capabilities=few))},
-        "CDI file, its hook, all": {"edits": edits(machine, finish, generate.Options())},
-        "CDI file, no hook, two of them": {
-            "edits": edits(machine, finish, generate.Options(capabilities=few, layout="debian"))
-        },
-        "CDI file, no hook, all": {"edits": edits(machine, finish, generate.Options(layout="debian"))},
+        ALONE: Way({}, life=True),
+        "a hook that is an empty Python": Way({"prestart": python}),
+        "prestart, no GPU asked for": Way({"prestart": ours}),
+        "prestart, compute and utility": Way({"env": request, "prestart": ours}, life=True),
+        "prestart, all capabilities": Way({"env": everything, "prestart": ours}),
+        "runtime, no GPU asked for": Way({}, runtime),
+        "runtime, compute and utility": Way({"env": request}, runtime, life=True),
+        "runtime, all capabilities": Way({"env": everything}, runtime),
+        "CDI and hook, compute and utility": Way(cdi(capabilities=few), life=True),
+        "CDI and hook, all capabilities": Way(cdi()),
+        "CDI alone, compute and utility": Way(cdi(capabilities=few, layout="debian"), life=True),
+        "CDI alone, all capabilities": Way(cdi(layout="debian")),
     }
 
 
@@ -89,27 +108,51 @@ def edits(machine: demo.Machine, finish: Path, options: generate.Options) -> lis
     return [spec["containerEdits"], spec["devices"][-1]["containerEdits"]]
 
 
-def one(folder: Path, others: Others) -> float:
-    """Milliseconds of one `runc create`."""
+def one(folder: Path, way: Way, what: Callable[[list[str], Bundle], None]) -> float:
+    """Milliseconds of one container's part."""
     folder.mkdir()
-    bundle = Bundle(folder / "bundle", roots.make_root(folder / "image"), ["/bin/true"], **others)
+    bundle = Bundle(folder / "bundle", roots.make_root(folder / "image"), ["/bin/sleep", "60"], **way.others)
     bundle.write()
-    command = [*bundle.command(), "create", "--bundle", str(bundle.folder), bundle.name]
+    command = bundle.command()
+    if way.runtime:
+        command[:1] = way.runtime
     try:
         began = time.perf_counter()
-        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, check=True)
+        what(command, bundle)
         return (time.perf_counter() - began) * 1000
     finally:
         bundle.delete()
         shutil.rmtree(folder)
 
 
-def print_table(times: dict[str, list[float]]) -> None:
+def call(command: list[str], *words: str) -> None:
+    """One call of the runtime, which must succeed."""
+    null = subprocess.DEVNULL
+    subprocess.run([*command, *words], stdin=null, stdout=null, check=True)
+
+
+def create(command: list[str], bundle: Bundle) -> None:
+    """The container is made and waits."""
+    call(command, "create", "--bundle", str(bundle.folder), bundle.name)
+
+
+def life(command: list[str], bundle: Bundle) -> None:
+    """From its making to its end."""
+    create(command, bundle)
+    call(command, "start", bundle.name)
+    call(command, "exec", bundle.name, "/bin/true")
+    call(command, "kill", bundle.name, "KILL")
+    while subprocess.run([*command, "delete", bundle.name], stderr=subprocess.DEVNULL, check=False).returncode:
+        # The kernel has not taken the process away yet.
+        time.sleep(0.001)
+
+
+def print_table(what: str, times: dict[str, list[float]]) -> None:
     """One line a kind."""
-    print(f"{'':32}{'min':>8}{'median':>8}{'over runc alone':>18}")
+    print(f"{what:36}{'min':>8}{'median':>8}{'over runc alone':>18}")
     for name, values in times.items():
         over = statistics.median([value - alone for value, alone in zip(values, times[ALONE], strict=True)])
-        print(f"{name:32}{min(values):8.1f}{statistics.median(values):8.1f}{over:+18.1f}")
+        print(f"{name:36}{min(values):8.1f}{statistics.median(values):8.1f}{over:+18.1f}")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def key(plugin: str, device_id: str) -> str:
     return PREFIX + name
 
 
-def devices(annotations: dict[str, str]) -> list[str]:
+def devices(annotations: dict[str, str], prefixes: tuple[str, ...] = (PREFIX,)) -> list[str]:
     """The qualified names that annotations ask for, as often as they do, in the annotations' order.
 
     Raises InvalidAnnotation for a value with anything else than qualified names between commas: a blank or an
@@ -37,7 +37,7 @@ def devices(annotations: dict[str, str]) -> list[str]:
     """
     found = []
     for name, value in annotations.items():
-        if not name.startswith(PREFIX):
+        if not name.startswith(prefixes):
             continue
         for device in value.split(","):
             try:

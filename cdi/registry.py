@@ -161,3 +161,13 @@ def resolve(found: Registry, names: list[str]) -> list[dict[str, Any]]:
 def _describe(found: Registry, name: str) -> str:
     paths = found.conflicts.get(name)
     return f"{name} (defined by each of {' and '.join(paths)})" if paths else name
+
+
+def table(found: Registry, names: list[str]) -> dict[str, Any]:
+    """The part of a registry that these names are about, as JSON can carry it."""
+    entries = {}
+    for name in names:
+        if name in found.devices:
+            file, device = found.devices[name]
+            entries[name] = [file.path, file.spec.get("containerEdits", {}), device["containerEdits"]]
+    return {"entries": entries, "conflicts": {name: found.conflicts[name] for name in names if name in found.conflicts}}

@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     plan = verbs.add_parser("plan", help="print as JSON what would be done for a bundle, and do nothing")
     plan.add_argument("--bundle", required=True, metavar="DIR", help="the folder that holds config.json")
     plan.add_argument("--host-root", default="/", metavar="DIR", help="the folder that stands for the host's /")
+    plan.add_argument("--applier", choices=("prestart", "shim"), default="prestart", help="who would do it")
     config = verbs.add_parser("config", help="print or change the configuration file")
     add_config_options(config)
     verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
@@ -99,7 +100,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
     """`nvhook plan`: the Plan of a bundle as JSON on stdout."""
     from hook import planner
 
-    print(json.dumps(planner.plan(arguments.bundle, arguments.host_root), indent=2))
+    make = planner.plan_runtime if arguments.applier == "shim" else planner.plan
+    print(json.dumps(make(arguments.bundle, arguments.host_root), indent=2))
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from cdi.host import settings, store
-from hook import layout, loader, namespace, request, requirements, selection, steps
+from hook import layout, loader, request, requirements, selection
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -55,6 +55,9 @@ def inject(container: Container, host_root: str, debug: bool = False) -> list[st
 
 def put(container: Container, host: int, host_root: str, known: dict[str, Any], journal: Log | None) -> list[str]:
     """The same, with an inventory of the host; the log is told of it."""
+    # Of no use to the runtime shim, which puts it into config.json.
+    from hook import namespace, steps
+
     decision, judged = decide(container, host, host_root, known)
     if journal is not None:
         journal.decision(decision)
@@ -183,5 +186,7 @@ def make_plan(container: Container, chosen: Selection, base: int, configured: di
 
 def make_steps(plan: Plan, container: Container, configured: dict[str, Any]) -> list[Step]:
     """The Plan's steps, less those that the configuration leaves to others."""
+    from hook import steps
+
     made = steps.steps(plan, container)
     return [step for step in made if not (configured["prestart.no-cgroups"] and isinstance(step, steps.Rules))]

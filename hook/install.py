@@ -23,7 +23,7 @@ from ldcache.errors import NvhookError
 
 PACKAGES = ("ldcache", "cdi", "hook")
 MODULES = ("_cffi_backend", "pynvml")
-LAUNCHERS = ("nvhook-prestart", "nvhook-create-container")
+LAUNCHERS = ("nvhook-prestart", "nvhook-create-container", "nvhook-runtime")
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.c", "*.h", "_*_build.py", "bin", ".*")
 MARK_BYTES = 256
 RENAME_EXCHANGE = 2
@@ -90,9 +90,9 @@ def fill(folder: Path, final: Path) -> None:
         shutil.copytree(origin(name).parent, folder / name, ignore=NOT_COPIED, copy_function=shutil.copyfile)
     for name in MODULES:
         shutil.copyfile(origin(name), folder / origin(name).name)
-    if sys.version_info < (3, 11):
-        # The standard library has no reader for the configuration file yet.
-        shutil.copytree(origin("tomli").parent, folder / "tomli", ignore=NOT_COPIED, copy_function=shutil.copyfile)
+    # For CDI files; and before 3.11 the standard library has no reader for the configuration file.
+    for name in ("yaml", "tomli") if sys.version_info < (3, 11) else ("yaml",):
+        shutil.copytree(origin(name).parent, folder / name, ignore=NOT_COPIED, copy_function=shutil.copyfile)
     programs = folder / "bin"
     programs.mkdir()
     for name in ("launch", "cuda-check"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nvhook plan`: what `prestart` would do for a bundle, as a JSON value, and nothing done."""
+"""`nvhook plan`: what `prestart`, or the runtime shim, would do for a bundle, as a JSON value, and nothing done."""
 
 from __future__ import annotations
 
@@ -7,18 +7,62 @@ import posix
 from typing import Any
 
 from cdi.host import settings
-from hook import injection, request, state
+from hook import bundle, injection, lowlevel, request, shim, state
 from ldcache import root
 from ldcache.errors import NvhookError
 
+RUNTIME = "nvhook-runtime"
 
-def plan(bundle: str, host_root: str) -> dict[str, Any]:
+
+def plan_runtime(place: str, host_root: str) -> dict[str, Any]:
+    """What `nvhook-runtime` would do: as `plan`, and `mode`, `runtime`, `reasons`, `hooks` (the arguments of those that
+    it would add). Raises NvhookError where it would."""
+    opened = bundle.Bundle(place)
+    container = opened.container
+    none: dict[str, Any] = {"mode": None, "runtime": None, "reasons": [], "hooks": []}
+    if request.DONE in container.annotations:
+        return _nothing(request.decide(container, settings.DEFAULTS)) | none | {"reasons": ["it is done already"]}
+    if not request.possible(container, host_root) and not request.names_cdi(container.annotations):
+        return _nothing(request.decide(container, settings.DEFAULTS)) | none
+    host = injection.open_host(host_root)
+    try:
+        made = shim.Shim(opened, host, host_root, RUNTIME)
+        named = lowlevel.kept(host, RUNTIME)
+        runtime = named or lowlevel.find(made.settings[lowlevel.KEY])
+        made.make(runtime)
+    finally:
+        posix.close(host)
+    decision = made.decision or request.decide(container, made.settings)
+    fit = made.judged.compatibility(made.plan) if made.judged and made.plan else None
+    stages = made.config.get("hooks") or {}
+    added = [hook for stage, listed in stages.items() for hook in listed if hook not in _hooks(opened.config, stage)]
+    return _nothing(decision) | {
+        "request": None if made.judged is None else made.judged.wanted.to_json(),
+        "requirements": [] if made.judged is None else [verdict.to_json() for verdict in made.judged.requirements],
+        "compatibility": None if fit is None else fit.to_json(),
+        "edits": {} if made.plan is None else made.plan.edits(),
+        "finish": {"warnings": made.warnings}
+        if made.plan is None
+        else made.plan.finish() | {"warnings": made.warnings},
+        "steps": made.steps(),
+        "mode": made.mode,
+        "runtime": runtime,
+        "reasons": made.reasons,
+        "hooks": [hook.get("args") for hook in added],
+    }
+
+
+def _hooks(config: dict[str, Any], stage: str) -> list[Any]:
+    return (config.get("hooks") or {}).get(stage) or []
+
+
+def plan(place: str, host_root: str) -> dict[str, Any]:
     """`request` (None where no GPU is asked for), `decision`, `requirements`, `compatibility`, `edits` (a CDI
     containerEdits object), `finish`, `steps`.
 
     Raises NvhookError where the hook would.
     """
-    container = state.bundle_container(bundle)
+    container = state.bundle_container(place)
     if not request.possible(container, host_root):
         return _nothing(request.decide(container, settings.DEFAULTS))
     host = injection.open_host(host_root)

@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.cdifiles import Files
     from hook.state import Container
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
@@ -33,6 +34,11 @@ MOUNTS = "/var/run/nvidia-container-devices"
 ANNOTATIONS = "cdi.k8s.io/"
 # CDI names of these kinds are GPUs of this host, which need no CDI file.
 OUR_KINDS = ("nvidia.com/gpu", "runtime.nvidia.com/gpu")
+# Never looked for in files, whatever they define.
+AUTOMATIC = "runtime.nvidia.com/gpu"
+
+# The annotation that the runtime shim leaves: what it has edited once is done.
+DONE = "nvhook.request"
 
 ALL_CAPABILITIES = configuration.CAPABILITIES
 DEFAULT_CAPABILITIES = ("compute", "utility")
@@ -91,14 +97,15 @@ class Request:
 
 class Decision:
     """How a container's request came about. `request` is None where no GPU is asked for; `configuration` is the file
-    that was obeyed, or None.
+    that was obeyed, or None. `cdi` are the CDI devices that go through files, which only the runtime shim reads.
 
     `sources` has one entry for each place that says something: `source`, `name`, `value`, `used` and the `reason`.
     """
 
-    __slots__ = ("configuration", "legacy_image", "privileged", "request", "sources", "warnings")
+    __slots__ = ("cdi", "configuration", "legacy_image", "privileged", "request", "sources", "warnings")
 
     def __init__(self, privileged: bool, legacy_image: bool) -> None:
+        self.cdi: list[str] = []
         self.configuration: str | None = None
         self.privileged = privileged
         self.legacy_image = legacy_image
@@ -135,13 +142,25 @@ def possible(container: Container, host_root: str = "/") -> bool:
     return configuration.names_swarm_resource(host_root, env)
 
 
+def names_cdi(annotations: dict[str, str]) -> bool:
+    """Whether an annotation may ask for CDI devices, by the usual prefix or by what it says."""
+    for name, value in annotations.items():
+        if name.startswith(ANNOTATIONS):
+            return True
+        kind, equals, _ = value.partition("=")
+        if equals and kind.count("/") == 1 and not set(kind) & set(' "{[,:'):
+            return True
+    return False
+
+
 def is_legacy(env: dict[str, str]) -> bool:
     """Whether the image is of the time before NVIDIA_REQUIRE_CUDA, when every CUDA image meant all GPUs."""
     return bool(env.get(CUDA_VERSION)) and not env.get(REQUIRE_CUDA)
 
 
-def decide(container: Container, settings: dict[str, Any]) -> Decision:
-    """Weigh all sources. Raises NvhookError for what is asked for and can't be meant or is not allowed."""
+def decide(container: Container, settings: dict[str, Any], files: Files | None = None) -> Decision:
+    """Weigh all sources. `files` are the host's CDI files, for whoever can give devices of them. Raises NvhookError for
+    what is asked for and can't be meant or is not allowed."""
     env = container.env
     decision = Decision(container.privileged, is_legacy(env))
     believed = container.privileged or settings["accept-nvidia-visible-devices-envvar-when-unprivileged"]
@@ -150,8 +169,12 @@ def decide(container: Container, settings: dict[str, Any]) -> Decision:
     from_env = _from_environment(decision, env, settings, believed, asked is not None)
     if asked is None:
         asked = from_env
-    _annotations(container, decision)
-    if asked is None or not asked or "void" in asked:
+    if asked is None or "void" in asked:
+        asked = []
+    annotated = _annotations(container, decision, files)
+    if files is not None:
+        asked = _without_files(decision, files, asked, annotated)
+    if not asked:
         return decision
     capabilities, required = _capabilities(decision, env, settings)
     wanted = Request(_ids(asked), capabilities, required)
@@ -258,11 +281,27 @@ def _from_environment(
     return items if items and not why else None
 
 
-def _annotations(container: Container, decision: Decision) -> None:
+def _annotations(container: Container, decision: Decision, files: Files | None) -> list[str]:
+    """The CDI names of annotations, where there is anybody to give them."""
+    prefixes = (ANNOTATIONS,) if files is None else files.prefixes
+    reason = "names CDI devices" if files else "only the engine or the runtime can give CDI devices of annotations"
     for name in sorted(container.annotations):
-        if name.startswith(ANNOTATIONS):
-            reason = "only the engine or the runtime can give CDI devices of annotations"
-            decision.saw("annotation", name, container.annotations[name], False, reason)
+        if name.startswith(prefixes):
+            decision.saw("annotation", name, container.annotations[name], files is not None, reason)
+    return [] if files is None else files.annotated(container.annotations)
+
+
+def _without_files(decision: Decision, files: Files, asked: list[str], annotated: list[str]) -> list[str]:
+    """What is left for the inventory: ids, and names of our kinds that no file defines."""
+    if files.kind:
+        asked = [item if "=" in item else f"{files.kind}={item}" for item in asked]
+    items = [*asked, *annotated]
+    named = [item for item in items if "=" in item and not item.startswith(f"{AUTOMATIC}=")]
+    defined = files.defined(named)
+    for item in dict.fromkeys(named):
+        if item in defined or files.kind or item.partition("=")[0] not in OUR_KINDS:
+            decision.cdi.append(item)
+    return [item for item in items if item not in decision.cdi]
 
 
 def _ids(items: list[str]) -> tuple[str, ...] | None:

@@ -59,6 +59,10 @@ def dispatch(argv: list[str]) -> int:
     """The exit status of one verb: 0 done, 1 failed, 2 usage, 3 stale or unhealthy."""
     open_streams()
     verb = argv[0] if argv else ""
+    if verb == "runtime":
+        from hook import runtime
+
+        return runtime.main(argv[1:])
     if verb == "prestart":
         from hook import prestart
 

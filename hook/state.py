@@ -144,7 +144,11 @@ def bundle_container(bundle: str) -> Container:
 def read_config(container: Container) -> None:
     """Fill in what config.json says. Raises NvhookError."""
     path = f"{container.bundle}/config.json"
-    spec = parse(path, _read_config(path))
+    fill(container, path, parse(path, _read_config(path)))
+
+
+def fill(container: Container, path: str, spec: dict[str, Any]) -> None:
+    """Fill in what a configuration says; `path` names it in errors. Raises NvhookError."""
     base = _member(path, spec, "root", dict)
     root_path = base.get("path")
     if root_path in (None, ""):
@@ -176,14 +180,20 @@ def _read_config(path: str) -> bytes:
         remedy = "give the bundle's folder, the one that holds config.json"
         raise NvhookError(f"cannot open {path}: {error.strerror}", remedy) from error
     try:
+        return read_text(fd, path)
+    finally:
+        posix.close(fd)
+
+
+def read_text(fd: int, path: str) -> bytes:
+    """The text of the configuration that `fd` is open on. Raises NvhookError."""
+    try:
         if root.file_type(posix.fstat(fd).st_mode) != root.S_IFREG:
             raise NvhookError(f"{path} is no regular file", REPORT)
         return root.read(fd, CONFIG_MAX, path)
     except OSError as error:
         remedy = f"nvhook reads configurations of up to {CONFIG_MAX >> 20} MiB"
         raise NvhookError(f"cannot read {path}: {error.strerror}", remedy) from error
-    finally:
-        posix.close(fd)
 
 
 def parse(name: str, text: bytes) -> dict[str, Any]:

@@ -9,11 +9,22 @@
  * of its own. -I and -S keep the working directory, the user's folders and .pth files off sys.path; -B keeps
  * root from writing byte code beside files that a package manager owns.
  *
+ * As `nvhook-runtime` it becomes the low-level runtime, whose path stands in a file, for every verb but create and
+ * run: a pod's exec probe each second must not pay for Python. Else Python decides; it gets the caller's environment,
+ * which the runtime must see, in an anonymous file. No new privileges must stay off: the container would inherit it.
+ *
  * The two paths are written into the installed copy over the marks below (hook/install.py), or compiled in
  * by a package. A copy with a mark still in it refuses.
  */
+#define _GNU_SOURCE
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PATH_BYTES = 256, ARGUMENTS_MAX = 1024 };
@@ -38,6 +49,14 @@ static const char *const nvidias[] = {"nvidia-cdi-hook", "nvidia-ctk"};
 /* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
 static char locale[] = "LC_ALL=C.UTF-8";
 static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/* With `.cdi` or `.legacy` behind them, as NVIDIA's, they force a mode. */
+static const char *const runtimes[] = {"nvhook-runtime", "nvidia-container-runtime", NULL};
+static const char state[] = "/run/nvhook/runtime.";
+
+/* Global options of runc (1.0 to 1.4) and crun (1.8 to 1.24), those that take a value and those that do not. */
+static const char *const valued[] = {"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", NULL};
+static const char *const plain[] = {"debug", "systemd-cgroup", "help", "h", "version", "v", NULL};
 
 static void say(const char *text)
 {
@@ -91,12 +110,115 @@ static void fill_environment(char **to, char *const *from)
     to[count] = NULL;
 }
 
+/* Whether a list has the text that ends where one of `ends` begins. */
+static int has(const char *const *list, const char *text, const char *ends)
+{
+    size_t length = strcspn(text, ends);
+
+    for (; *list; list++)
+        if (strlen(*list) == length && strncmp(*list, text, length) == 0)
+            return 1;
+    return 0;
+}
+
+/* The runtime's verb, "" where there is none, NULL where only Python can tell. */
+static const char *find_verb(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *word = argv[i];
+
+        if (*word != '-')
+            return word;
+        word += word[1] == '-' ? 2 : 1;
+        if (has(valued, word, ""))
+            i++;
+        else if (!has(valued, word, "=") && !has(plain, word, "="))
+            return NULL;
+    }
+    return "";
+}
+
+/* Become the low-level runtime; return where the file that names it is absent or unsound. */
+static void pass_through(const char *name, char **argv, char **environment)
+{
+    static char runtime[4096], file[sizeof state + 64];
+    struct stat status;
+    ssize_t size = 0;
+    int fd;
+
+    if (snprintf(file, sizeof file, "%s%s", state, name) >= (int)sizeof file)
+        return;
+    fd = open(file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return;
+    if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == 0 && !(status.st_mode & 022))
+        size = read(fd, runtime, sizeof runtime);
+    close(fd);
+    if (size < 2 || *runtime != '/' || memchr(runtime, '\n', size) != runtime + size - 1)
+        return;
+    runtime[size - 1] = '\0';
+    argv[0] = runtime;
+    execve(runtime, argv, environment);
+}
+
+/* `DESCRIPTOR:SIGNALS` for Python: a file with the environment, and which of the signals that Python ignores were
+ * ignored already. NULL if there is no such file to be had. */
+static char *hand_over(char *const *environment)
+{
+    static const int ignored_by_python[] = {SIGPIPE, SIGXFSZ};
+    static char word[32];
+    struct sigaction action;
+    int fd = memfd_create("environment", 0), signals = 0;
+
+    for (; fd >= 0 && *environment; environment++) {
+        ssize_t size = strlen(*environment) + 1;
+        if (write(fd, *environment, size) != size)
+            return NULL;
+    }
+    for (int i = 0; i < 2; i++)
+        if (sigaction(ignored_by_python[i], NULL, &action) == 0 && action.sa_handler == SIG_IGN)
+            signals |= 1 << i;
+    snprintf(word, sizeof word, "%d:%d", fd, signals);
+    return fd < 0 ? NULL : word;
+}
+
+/* Become the low-level runtime, or Python, which edits a container's configuration before it becomes that. */
+static int run_runtime(const char *name, int argc, char **argv, char **environment)
+{
+    const char *verb = find_verb(argc, argv);
+    char **arguments = calloc(argc + 9, sizeof *arguments);
+    char *clean[3 + sizeof allowed / sizeof *allowed], *handed;
+    int count = 0;
+
+    if (verb && strcmp(verb, "create") != 0 && strcmp(verb, "run") != 0)
+        pass_through(name, argv, environment);
+    handed = hand_over(environment);
+    if (!handed || !arguments)
+        return fail("cannot keep the caller's environment: ", strerror(errno), "free memory on the host");
+    arguments[count++] = (char *)python;
+    arguments[count++] = "-I";
+    arguments[count++] = "-S";
+    arguments[count++] = "-B";
+    arguments[count++] = (char *)entry;
+    arguments[count++] = "runtime";
+    arguments[count++] = (char *)name;
+    arguments[count++] = handed;
+    for (int i = 1; i < argc; i++)
+        arguments[count++] = argv[i];
+    fill_environment(clean, environment);
+    execve(python, arguments, clean);
+    return fail("cannot start ", python, "run `nvhook install` again");
+}
+
 int main(int argc, char **argv, char **environment)
 {
     static char *arguments[ARGUMENTS_MAX + 8];
     char *clean[3 + sizeof allowed / sizeof *allowed];
     const char *name = base_name(argc > 0 ? argv[0] : "");
     int count = 0;
+
+    if (has(runtimes, name, "."))
+        return run_runtime(name, argc, argv, environment);
 
     if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
         return fail("this launcher is not installed: no interpreter is written into it", "",

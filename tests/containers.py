@@ -74,6 +74,9 @@ class Bundle:
     more_capabilities: tuple[str, ...] = ()
     # A command that takes the runtime's command line as its last arguments.
     wrapper: list[str] = field(default_factory=list)
+    # Of the runtime's own, in front of all others.
+    options: list[str] = field(default_factory=list)
+    annotations: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.name = f"nvhook-test-{os.getpid()}-{next(NUMBERS)}"
@@ -99,6 +102,7 @@ class Bundle:
             },
             "root": {"path": str(self.root), "readonly": self.readonly},
             "hostname": "container",
+            "annotations": self.annotations,
             "mounts": [*usual_mounts(), *self.mounts],
             "hooks": {"prestart": self.prestart, "createContainer": self.create_container},
             "linux": {
@@ -120,7 +124,7 @@ class Bundle:
         program = find_program(runtime)
         if program is None:
             raise RuntimeError(f"{runtime} is not installed")
-        return [program, "--root", str(self.folder / "state")]
+        return [program, *self.options, "--root", str(self.folder / "state")]
 
     def run(self, runtime: str = "runc", timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """`RUNTIME run`, to the end; the container is deleted afterwards, however that ended."""

@@ -52,6 +52,17 @@ OURS = {
     "hook.state",
     "hook.step",
     "hook.steps",
+    # The runtime shim's.
+    "hook.arguments",
+    "hook.bundle",
+    "hook.cdifiles",
+    "hook.child",
+    "hook.lowlevel",
+    "hook.outside",
+    "hook.protection",
+    "hook.runtime",
+    "hook.runtimelog",
+    "hook.shim",
     "ldcache",
     "ldcache.cache",
     "ldcache.imageconf",
@@ -68,4 +79,4 @@ OURS = {
 # What cffi brings along, and modules of Python written in C that need no other. `struct` and `__future__` are
 # a few lines of Python, a tenth of a millisecond each.
 COMPILED = {"_cffi_backend", "ldcache._sys", "ldcache._sys.lib"}
-BUILT_IN = {"__future__", "_json", "_struct", "errno", "fcntl", "gc", "posix", "struct", "sys", "time"}
+BUILT_IN = {"__future__", "_json", "_signal", "_struct", "errno", "fcntl", "gc", "posix", "struct", "sys", "time"}

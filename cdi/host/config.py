@@ -119,7 +119,19 @@ KEYS: dict[str, Key] = {
     "log.file": Key("where the hook writes what went wrong, or more; none by default", log_file),
     "log.level": Key("how much: error, warning, info or debug", choice("error", "warning", "info", "debug")),
     "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),
+    "runtime.annotation-prefixes": Key("annotations that name CDI devices begin so, commas between", names),
+    "runtime.default-kind": Key("mode cdi: the kind of devices that are asked for by a bare id", string),
+    "runtime.mode": Key("auto; cdi: files alone; legacy: the prestart hook", choice("auto", "cdi", "legacy")),
+    "runtime.runtimes": Key("low-level runtimes, the first that is installed, commas between", names),
+    "runtime.spec-dirs": Key("folders of CDI files, the last one first, commas between", names),
+    "shim.proc-mask": Key("the mask over /proc/driver/nvidia by the runtime", choice("auto", "always", "never")),
 }
+
+
+def nvidias_mode(value: Any) -> str:
+    """NVIDIA's modes: jit-cdi and csv make the devices of what is on the host, as our auto does."""
+    mode = str(choice("auto", "cdi", "csv", "jit-cdi", "legacy")(value))
+    return "auto" if mode in ("csv", "jit-cdi") else mode
 
 
 def forward_compatibility(value: Any) -> bool:
@@ -127,8 +139,8 @@ def forward_compatibility(value: Any) -> bool:
     return bool(choice("disabled", "hook", "ldconfig", "mount")(value) != "disabled")
 
 
-# NVIDIA's keys: our own, where there is one, and how the value is read. The shim's keep their names: they have no
-# meaning for the hook. None: what the key is about does not exist here (no command line tool, no ldconfig).
+# NVIDIA's keys: our own, where there is one, and how the value is read. None: what the key is about
+# does not exist here (no command line tool, no ldconfig).
 NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "accept-nvidia-visible-devices-as-volume-mounts": ("accept-nvidia-visible-devices-as-volume-mounts", boolean),
     "accept-nvidia-visible-devices-envvar-when-unprivileged": (
@@ -157,22 +169,16 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "nvidia-container-cli.user": (None, string),
     "nvidia-container-runtime.debug": ("nvidia-container-runtime.debug", string),
     "nvidia-container-runtime.log-level": ("nvidia-container-runtime.log-level", string),
-    "nvidia-container-runtime.mode": (
-        "nvidia-container-runtime.mode",
-        choice("auto", "cdi", "csv", "jit-cdi", "legacy"),
-    ),
-    "nvidia-container-runtime.modes.cdi.annotation-prefixes": (
-        "nvidia-container-runtime.modes.cdi.annotation-prefixes",
-        strings,
-    ),
-    "nvidia-container-runtime.modes.cdi.default-kind": ("nvidia-container-runtime.modes.cdi.default-kind", string),
-    "nvidia-container-runtime.modes.cdi.spec-dirs": ("nvidia-container-runtime.modes.cdi.spec-dirs", strings),
+    "nvidia-container-runtime.mode": ("runtime.mode", nvidias_mode),
+    "nvidia-container-runtime.modes.cdi.annotation-prefixes": ("runtime.annotation-prefixes", strings),
+    "nvidia-container-runtime.modes.cdi.default-kind": ("runtime.default-kind", string),
+    "nvidia-container-runtime.modes.cdi.spec-dirs": ("runtime.spec-dirs", strings),
     "nvidia-container-runtime.modes.csv.compat-container-root": (None, string),
     "nvidia-container-runtime.modes.csv.mount-spec-path": (None, string),
     "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (None, strings),
     "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (None, strings),
     "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("compat.forward-compatibility", forward_compatibility),
-    "nvidia-container-runtime.runtimes": ("nvidia-container-runtime.runtimes", strings),
+    "nvidia-container-runtime.runtimes": ("runtime.runtimes", strings),
     "nvidia-container-runtime-hook.path": (None, string),
     "nvidia-container-runtime-hook.skip-mode-detection": (None, boolean),
     "nvidia-ctk.path": (None, string),
@@ -223,12 +229,13 @@ LEVELS = {"trace": "debug", "warn": "warning", "fatal": "error", "panic": "error
 def nvidias_log(values: dict[str, Any]) -> None:
     """One log for the two that NVIDIA's programs write. That of the command line tool is for debugging, without a
     level; the runtime's counts where there is no other, from its level on."""
+    prefix = "nvidia-container-runtime."
+    runtimes = {name[len(prefix) :]: values.pop(name) for name in list(values) if name.startswith(prefix)}
     if values.get("log.file"):
         values["log.level"] = "debug"
         return
-    file = values.get("nvidia-container-runtime.debug", "")
+    file, level = runtimes.get("debug", ""), runtimes.get("log-level", "info")
     if file.startswith("/") and log_file(file.rstrip("/")):
-        level = values.get("nvidia-container-runtime.log-level", "info")
         level = LEVELS.get(level, level)
         values["log.file"] = file
         values["log.level"] = level if level in ("error", "warning", "info", "debug") else "info"

@@ -29,10 +29,7 @@ def text(root_fd: int, changes: dict[str, Any]) -> tuple[str, list[str]]:
     if in_force["source"] == settings.OURS:
         made = edited(root.read_file(root_fd, settings.OURS, settings.FILE_MAX).decode(), changes)
     else:
-        lost = sorted(name for name in in_force["values"] if name not in config.KEYS)
-        if lost:
-            warnings.append(f"not carried over from {settings.NVIDIAS}: {', '.join(lost)}")
-        made = fresh({name: value for name, value in in_force["values"].items() if name not in lost} | changes)
+        made = fresh(in_force["values"] | changes)
     # What was written is read as the hook will read it.
     config.parse(settings.OURS, made.encode())
     return made, warnings

@@ -34,6 +34,12 @@ DEFAULTS: dict[str, Any] = {
     "log.file": "",
     "log.level": "warning",
     "prestart.no-cgroups": False,
+    "runtime.annotation-prefixes": ["cdi.k8s.io/"],
+    "runtime.default-kind": "nvidia.com/gpu",
+    "runtime.mode": "auto",
+    "runtime.runtimes": ["runc", "crun"],
+    "runtime.spec-dirs": ["/etc/cdi", "/var/run/cdi"],
+    "shim.proc-mask": "auto",
     "supported-driver-capabilities": list(CAPABILITIES),
     "swarm-resource": [],
 }

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hook import install
 from tests import releases
 from tests.containers import SYSTEM_PATH
 from tests.system import runtimes
@@ -30,6 +31,15 @@ CDI_FOLDER = 'mkdir -p /var/run/cdi && mount --bind "$1" /var/run/cdi && shift &
 FROM_TREE = (
     """{python} -I -B -c 'import sys; sys.path.insert(0, "{tree}"); from hook.start import main; main()' {verb}"""
 )
+
+
+# The same for the runtime, whose launcher hands its caller's environment over. -S hides Debian's cffi.
+ENTRY = """\
+import sys
+sys.path[:0] = [{tree!r}, "/usr/lib/python3/dist-packages"]
+from hook.start import main
+main()
+"""
 
 
 @dataclass(frozen=True)
@@ -95,6 +105,22 @@ def programs(folder: Path, debian: Debian, prefix: Path, host_root: Path | None,
         (folder / name).write_text(f"#!/bin/sh\nexec {start} {where} {rest}\n")
         (folder / name).chmod(0o755)
     return folder
+
+
+def runtime(folder: Path, debian: Debian, prefix: Path, host_root: Path) -> Path:
+    """A program that is nvhook-runtime there, with another host's root."""
+    folder.mkdir(exist_ok=True)
+    start = prefix / "bin/nvhook-runtime"
+    if debian.root is not None:
+        start = folder / "nvhook-runtime"
+        (folder / "entry").write_text(ENTRY.format(tree=str(runtimes.TREE)))
+        shutil.copy(runtimes.TREE / "hook/bin/launch", folder / "launch")
+        install.write_marks(folder / "launch", {"@PYTHON@": runtimes.PYTHON, "@ENTRY@": str(folder / "entry")})
+        start.symlink_to("launch")
+    program = folder / "runtime"
+    program.write_text(f'#!/bin/sh\nexec {start} --host-root {host_root} "$@"\n')
+    program.chmod(0o755)
+    return program
 
 
 class Daemon:

@@ -7,6 +7,7 @@ Each way is asked for all GPUs, one by its index, one by its UUID, none, and one
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -178,6 +179,103 @@ def test_docker_asks_by_gpus(short: Path, host: SimulatedHost, prefix: Path, arc
             return engine.run(SCRIPT, *(["--gpus", value] if request else []))
 
         check(way, host, f"no GPU '{MISSING}' on this host; there are 0 (")
+    finally:
+        engine.close()
+
+
+@needs_program("podman")
+@needs_program("runc")
+def test_podman_with_the_runtime(short: Path, host: SimulatedHost, prefix: Path, archive: Path) -> None:
+    program = engines.runtime(short / "bin", HERE, prefix, host.root)
+    engine = engines.Podman(HERE, short / "podman", str(program))
+    engine.load(archive)
+    try:
+        check(by_variable(engine), host, f"no GPU '{MISSING}' on this host; there are 0 (")
+    finally:
+        engine.close()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
+def test_podman_of_debian_13_with_the_runtime(
+    newer: Debian, short: Path, host: SimulatedHost, prefix: Path, archive: Path, low_level: str
+) -> None:
+    program = engines.runtime(short / "bin", newer, prefix, host.root)
+    configuration = host.root / "etc/nvhook/config.toml"
+    configuration.parent.mkdir()
+    configuration.write_text(f'[runtime]\nruntimes = "{low_level}"\n')
+    engine = engines.Podman(newer, short / "podman", str(program))
+    try:
+        engine.load(archive)
+        check(by_variable(engine), host, f"no GPU '{MISSING}' on this host; there are 0 (")
+    finally:
+        shutil.rmtree(configuration.parent)
+        # The choice is kept, and would be the next test's.
+        for kept in (host.root / "run/nvhook").glob("runtime.*"):
+            kept.unlink()
+        engine.close()
+
+
+@needs_program("containerd")
+@needs_program("runc")
+def test_containerd_with_the_runtime(short: Path, host: SimulatedHost, prefix: Path, archive: Path) -> None:
+    program = engines.runtime(short / "bin", HERE, prefix, host.root)
+    engine = engines.Containerd(HERE, short / "containerd")
+    try:
+        engine.load(archive)
+        check(
+            by_variable(engine, "--runc-binary", str(program)), host, f"no GPU '{MISSING}' on this host; there are 0 ("
+        )
+    finally:
+        engine.close()
+
+
+@pytest.mark.long
+def test_containerd_of_debian_13_with_the_runtime(
+    newer: Debian, short: Path, host: SimulatedHost, prefix: Path, archive: Path
+) -> None:
+    program = engines.runtime(short / "bin", newer, prefix, host.root)
+    engine = engines.Containerd(newer, short / "containerd")
+    # The `cpu` controller is not on this version 2 where others are on version 1.
+    words = ("--runc-binary", str(program), "--cpu-shares", "0")
+    try:
+        engine.load(archive)
+        check(by_variable(engine, *words), host, f"no GPU '{MISSING}' on this host; there are 0 (")
+    finally:
+        engine.close()
+
+
+@needs_program("dockerd")
+@needs_program("runc")
+def test_docker_with_the_runtime(short: Path, host: SimulatedHost, prefix: Path, archive: Path) -> None:
+    """By the environment, and by --gpus, whose hook is taken over: the one here would fail."""
+    program = engines.runtime(short / "bin", HERE, prefix, host.root)
+    (short / "bin" / DOCKER_HOOK).write_text("#!/bin/sh\nexit 1\n")
+    (short / "bin" / DOCKER_HOOK).chmod(0o755)
+    config = {"runtimes": {"nvidia": {"path": str(program)}}}
+    engine = engines.Docker(HERE, short / "docker", config, short / "bin")
+    try:
+        engine.load(archive)
+        check(by_variable(engine, "--runtime", "nvidia"), host, f"no GPU '{MISSING}' on this host; there are 0 (")
+
+        def way(request: str | None) -> Done:
+            value = "all" if request == "all" else f"device={request}"
+            return engine.run(SCRIPT, "--runtime=nvidia", *(["--gpus", value] if request else []))
+
+        check(way, host, f"no GPU '{MISSING}' on this host; there are 0 (")
+    finally:
+        engine.close()
+
+
+@pytest.mark.long
+def test_docker_of_debian_13_with_the_runtime(
+    newer: Debian, short: Path, host: SimulatedHost, prefix: Path, archive: Path
+) -> None:
+    program = engines.runtime(short / "bin", newer, prefix, host.root)
+    engine = engines.Docker(newer, short / "docker", {"runtimes": {"nvidia": {"path": str(program)}}})
+    try:
+        engine.load(archive)
+        check(by_variable(engine, "--runtime", "nvidia"), host, f"no GPU '{MISSING}' on this host; there are 0 (")
     finally:
         engine.close()
 

@@ -78,6 +78,7 @@ def prefix(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [Path(line) for line in printed.splitlines()] == [
         folder / "bin/nvhook-prestart",
         folder / "bin/nvhook-create-container",
+        folder / "bin/nvhook-runtime",
     ]
     return folder
 
@@ -221,7 +222,8 @@ def test_the_installed_copy_is_complete_and_compiled(prefix: Path) -> None:
     for package in ("cdi", "hook", "ldcache"):
         for path in (library / package).rglob("*.py"):
             assert list((path.parent / "__pycache__").glob(f"{path.stem}.*.pyc")), f"{path} is not compiled"
-    assert {path.name for path in (prefix / "bin").iterdir()} == {"nvhook-prestart", "nvhook-create-container"}
+    names = {"nvhook-prestart", "nvhook-create-container", "nvhook-runtime"}
+    assert {path.name for path in (prefix / "bin").iterdir()} == names
     writable = [path for path in prefix.rglob("*") if not path.is_symlink() and path.stat().st_mode & 0o022]
     assert writable == []
 

@@ -172,7 +172,8 @@ def test_a_folder_above_a_checkout_is_not_the_prefix(tmp_path: Path, place: str)
 
 
 def test_an_installed_copy_finds_its_own(prefix: Path) -> None:
-    assert find(prefix / "lib/nvhook") == [prefix / "bin" / name for name in reversed(install.LAUNCHERS)]
+    names = ("nvhook-create-container", "nvhook-prestart")
+    assert find(prefix / "lib/nvhook") == [prefix / "bin" / name for name in names]
 
 
 def test_streams_that_are_closed(prefix: Path) -> None:

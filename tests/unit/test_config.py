@@ -184,24 +184,24 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     (
         "nvidia-container-runtime.debug",
         '"/x.log"',
-        {"nvidia-container-runtime.debug": "/x.log", "log.file": "/x.log", "log.level": "info"},
+        {"log.file": "/x.log", "log.level": "info"},
     ),
-    ("nvidia-container-runtime.log-level", '"debug"', {"nvidia-container-runtime.log-level": "debug"}),
-    ("nvidia-container-runtime.mode", '"legacy"', {"nvidia-container-runtime.mode": "legacy"}),
+    ("nvidia-container-runtime.log-level", '"debug"', {}),
+    ("nvidia-container-runtime.mode", '"legacy"', {"runtime.mode": "legacy"}),
     (
         "nvidia-container-runtime.modes.cdi.annotation-prefixes",
         '["a/"]',
-        {"nvidia-container-runtime.modes.cdi.annotation-prefixes": ["a/"]},
+        {"runtime.annotation-prefixes": ["a/"]},
     ),
     (
         "nvidia-container-runtime.modes.cdi.default-kind",
         '"nvidia.com/gpu"',
-        {"nvidia-container-runtime.modes.cdi.default-kind": "nvidia.com/gpu"},
+        {"runtime.default-kind": "nvidia.com/gpu"},
     ),
     (
         "nvidia-container-runtime.modes.cdi.spec-dirs",
         '["/etc/cdi"]',
-        {"nvidia-container-runtime.modes.cdi.spec-dirs": ["/etc/cdi"]},
+        {"runtime.spec-dirs": ["/etc/cdi"]},
     ),
     ("nvidia-container-runtime.modes.csv.compat-container-root", '""', {}),
     ("nvidia-container-runtime.modes.csv.mount-spec-path", '"/etc/x.d"', {}),
@@ -212,7 +212,7 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
         '"disabled"',
         {"compat.forward-compatibility": False},
     ),
-    ("nvidia-container-runtime.runtimes", '["crun"]', {"nvidia-container-runtime.runtimes": ["crun"]}),
+    ("nvidia-container-runtime.runtimes", '["crun"]', {"runtime.runtimes": ["crun"]}),
     ("nvidia-container-runtime-hook.path", '"nvidia-container-runtime-hook"', {}),
     ("nvidia-container-runtime-hook.skip-mode-detection", "true", {}),
     ("nvidia-ctk.path", '"nvidia-ctk"', {}),
@@ -232,6 +232,12 @@ def test_nvidias_keys(tmp_path: Path, name: str, value: str, expected: dict[str,
 
 def test_each_of_nvidias_keys_has_its_test() -> None:
     assert [key[0] for key in NVIDIA_KEYS] == list(config.NVIDIA)
+
+
+@pytest.mark.parametrize("mode", ["auto", "jit-cdi", "csv"])
+def test_nvidias_modes_that_look_at_the_host(tmp_path: Path, mode: str) -> None:
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"'
+    assert values(tmp_path, settings.NVIDIAS, text) == {"runtime.mode": "auto"}
 
 
 @pytest.mark.parametrize("mode", ["hook", "ldconfig", "mount"])
@@ -397,13 +403,18 @@ def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path) -> None:
 
 
 def test_nvidias_file_is_carried_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = 'disable-require = true\n[nvidia-container-cli]\nroot = "/drv"\n[nvidia-container-runtime]\nmode = "cdi"'
+    text = 'disable-require = true\n[nvidia-container-cli]\nroot = "/drv"\n'
+    text += 'user = "root"\n[nvidia-container-runtime]\ndebug = "/x"\nmode = "cdi"'
     place(tmp_path, settings.NVIDIAS, text)
     assert nvhook_config(tmp_path, "--in-place") == 0
-    assert read(tmp_path)["values"] == {"disable-require": True, "driver.root": "/drv"}
-    assert "not carried over from /etc/nvidia-container-runtime/config.toml: nvidia-container-runtime.mode" in (
-        capsys.readouterr().err
-    )
+    assert read(tmp_path)["values"] == {
+        "disable-require": True,
+        "driver.root": "/drv",
+        "log.file": "/x",
+        "log.level": "info",
+        "runtime.mode": "cdi",
+    }
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

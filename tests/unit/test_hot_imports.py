@@ -19,6 +19,12 @@ PACKAGES = ("ldcache", "cdi", "hook")
 
 ENTRIES = (
     "hook.start",
+    "hook.runtime",
+    "hook.bundle",
+    "hook.child",
+    "hook.shim",
+    "hook.steps",
+    "hook.cgroup",
     "hook.prestart",
     "hook.injection",
     "hook.create_container",

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A container's request put into its configuration and its root, before the low-level runtime sees either.
+
+Hot, but only where a GPU is asked for. CDI devices that the container names go through the host's CDI files; all else
+is planned from the inventory as for the prestart hook: nodes, device rules and mounts into config.json, links and the
+loader's files into the root. A hook is added only where something can't be done from outside, or where the mask over
+/proc/driver/nvidia protects; `reasons` say which and why.
+"""
+
+from __future__ import annotations
+
+import errno
+import posix
+
+from cdi import inject, jsontext
+from cdi.host import settings, store
+from hook import cdifiles, injection, lowlevel, outside, protection, request, state, steps
+from ldcache import kernel, root
+from ldcache.errors import NvhookError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from hook.bundle import Bundle
+    from hook.injection import Judged
+    from hook.plan import Plan
+    from hook.step import Step
+
+    Object = dict[str, Any]
+
+# docker's --gpus, podman's hook files and NVIDIA's runtime register a prestart hook by these names.
+HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvhook-prestart")
+HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+VOID = f"{request.DEVICES}=void"
+
+
+class Shim:
+    """One bundle's edit. `configured` is what the configuration file sets, `mode` the one in force, `crun` whether the
+    runtime to come is crun, as far as its name tells."""
+
+    __slots__ = (
+        "_bundle",
+        "_error",
+        "_host",
+        "_host_root",
+        "_inventory",
+        "_launcher",
+        "_place",
+        "_steps",
+        "config",
+        "configured",
+        "crun",
+        "decision",
+        "judged",
+        "mode",
+        "plan",
+        "reasons",
+        "settings",
+        "warnings",
+    )
+
+    def __init__(self, opened: Bundle, host: int, host_root: str, name: str) -> None:
+        """Raises NvhookError where the configuration can't be read."""
+        self._bundle = opened
+        self._host = host
+        self._host_root = host_root
+        self._error: NvhookError | None = None
+        self._inventory: Object | None = None
+        self._launcher = ""
+        self._place: outside.Outside | None = None
+        self._steps: list[Step] = []
+        self.config = opened.config
+        self.configured: Object = {}
+        self.decision: request.Decision | None = None
+        self.judged: Judged | None = None
+        self.plan: Plan | None = None
+        self.reasons: list[str] = []
+        self.warnings: list[str] = []
+        self._read_settings()
+        self.settings = settings.DEFAULTS | self.configured
+        suffix = name.partition(".")[2]
+        self.mode: str = suffix if suffix in ("cdi", "legacy") else self.settings["runtime.mode"]
+        self.crun = False
+
+    def _read_settings(self) -> None:
+        try:
+            self._inventory = store.inventory(self._host, self._host_root)
+        except NvhookError as error:
+            # No driver, perhaps; CDI files may be all that the container needs.
+            from hook import child
+
+            self._error = error
+            self.configured = child.configuration(self._host, self._host_root)
+        else:
+            config = self._inventory.get("config")
+            self.configured = config["values"] if config else {}
+
+    def make(self, runtime: str) -> bool:
+        """Make the new configuration, changing nothing. Whether there is anything to do. Raises NvhookError."""
+        self.crun = runtime.rpartition("/")[2].startswith("crun")
+        if self.mode == "legacy":
+            return self._add_prestart_hook()
+        container = self._bundle.container
+        files = cdifiles.Files(self.settings, self._host_root, self.mode == "cdi")
+        decision = self.decision = request.decide(container, self.settings, files)
+        decision.configuration = None if self._inventory is None else settings.source(self._inventory)
+        self.warnings += decision.warnings
+        names = [name for name in decision.cdi if not files.devices.done(name, self.config)]
+        if decision.request is None and not names:
+            return False
+        if names:
+            self.config = inject.inject(self.config, files.devices.edits(names))
+            self.reasons.append(f"through CDI files: {', '.join(names)}")
+        asked: Object = {"cdi": decision.cdi} if decision.cdi else {}
+        if decision.request is not None:
+            asked = decision.request.to_json() | asked
+            self._from_inventory(decision.request)
+        self._take_over()
+        self.config = inject.inject(self.config, [{"env": [VOID]}])
+        self.config["annotations"] = {**(self.config.get("annotations") or {}), request.DONE: jsontext.dumps(asked)}
+        return True
+
+    def apply(self) -> None:
+        """Write what `make` made: first into the root, then the configuration. Raises NvhookError, all being as it
+        was."""
+        if self._launcher:
+            try:
+                posix.stat(self._launcher)
+            except OSError as error:
+                what = f"no launcher for a hook: {self._launcher}: {error.strerror}"
+                raise NvhookError(what, "run `nvhook install` again") from error
+        place = self._place
+        if place is not None:
+            steps.run(self._steps, place)
+            self.warnings += place.warnings
+            if self.plan is not None:
+                sources = {mount["containerPath"]: mount for mount in self.plan.mounts}
+                covers = [(path, library) for path, library in place.covers.items() if library in sources]
+                self._add_mounts([sources[library] | {"containerPath": path} for path, library in covers])
+        self._bundle.config = self.config
+        try:
+            self._bundle.write()
+        except NvhookError:
+            if place is not None:
+                place.undo()
+            raise
+
+    def steps(self) -> list[str]:
+        """What will be done in the root, a line each."""
+        return [step.describe() for step in self._steps]
+
+    # From the inventory
+
+    def _from_inventory(self, wanted: request.Request) -> None:
+        if self._inventory is None:
+            assert self._error is not None, "neither an inventory nor an error"
+            raise self._error
+        container = self._bundle.container
+        check_mount_namespace(self.config)
+        judged = self.judged = injection.judge(self._host, self._host_root, wanted, self._inventory)
+        place = outside.Outside(container.root_path, self.config)
+        plan = self.plan = injection.make_plan(container, judged.selection, place.base, judged.settings)
+        self.warnings += judged.warnings + plan.warnings
+        fit = judged.compatibility(plan)
+        if fit is not None and fit.warning():
+            self.warnings.append(fit.warning())
+        nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
+        self.config = inject.inject(self.config, [{"deviceNodes": nodes}])
+        volumes = outside.foreign(place, container.mounts)
+        self._add_mounts([mount for mount in plan.mounts if self._fits(place, mount, volumes)])
+        place.missing = {mount["containerPath"] for mount in plan.mounts} - {
+            mount.get("destination") for mount in self.config["mounts"]
+        }
+        self._finish(place, plan, judged)
+
+    def _from_host(self, entry: Object) -> Object:
+        """A node or mount with its path on this machine, where another folder stands for the host."""
+        return entry | {"hostPath": f"{self._host_root.rstrip('/')}{entry['hostPath']}"}
+
+    def _fits(self, place: outside.Outside, mount: Object, volumes: list[str]) -> bool:
+        """Whether the runtime can mount it; what the GPU works without is left out with a warning."""
+        remedy = "take that path out of the image"
+        try:
+            # An inventory's paths are free of links, and the runtime would follow one.
+            source = root.stat(self._host, mount["hostPath"], follow=False)
+            if root.file_type(source.st_mode) == root.S_IFLNK:
+                raise kernel.error("it has become a link", errno.ELOOP)
+        except OSError as error:
+            reason = f"{mount['hostPath']} on the host is not what it was a moment ago: {error.strerror}"
+            remedy = "the driver was changed a moment ago; start the container again"
+        else:
+            is_folder = root.file_type(source.st_mode) == root.S_IFDIR
+            reason = outside.check_target(place, mount, is_folder, volumes)
+        if not reason:
+            return True
+        if mount["containerPath"] not in (self.plan.optional if self.plan else ()):
+            raise NvhookError(reason, remedy)
+        self.warnings.append(f"left out: {reason}")
+        return False
+
+    def _add_mounts(self, mounts: list[Object]) -> None:
+        """Behind the container's own, one for each place: an earlier mount above a place would hide it."""
+        places = {mount["containerPath"] for mount in mounts}
+        made = [mount for mount in self.config.get("mounts") or [] if mount.get("destination") not in places]
+        for mount in map(self._from_host, mounts):
+            made.append(
+                {
+                    "destination": mount["containerPath"],
+                    "type": "bind",
+                    "source": mount["hostPath"],
+                    "options": mount["options"],
+                }
+            )
+        self.config = {**self.config, "mounts": made}
+
+    def _finish(self, place: outside.Outside, plan: Plan, judged: Judged) -> None:
+        """Links and the loader's files from here, or by the hook, which also makes the mask."""
+        arguments: list[str] = []
+        hiding = outside.hidden(place, outside.places(plan), self._bundle.container.mounts)
+        if hiding or place.is_read_only():
+            why = f"config.json mounts something on {hiding}" if hiding else "the root is read-only on the host too"
+            self.reasons.append(f"a hook makes links and the loader cache: {why}")
+            arguments += finish_arguments(plan, judged.selection.driver_version)
+        else:
+            self.reasons.append("links and the loader cache are written into the root before the start")
+            self._place, self._steps = place, outside.finish(plan, self._bundle.container)
+        wanted = self.settings["shim.proc-mask"]
+        mask, why = protection.needed(self.config, judged.inventory, plan.proc_mask, self.crun, wanted)
+        self.reasons.append(f"{'a hook masks' if mask else 'no mask over'} /proc/driver/nvidia: {why}")
+        if mask:
+            for gpu in judged.selection.gpus:
+                arguments += ["--gpu", f"{gpu['minor']}={gpu['bus_id']}"]
+            arguments.append("--proc-mask")
+        if arguments:
+            self._add_hook("createContainer", "nvhook-create-container", arguments)
+
+    # Hooks
+
+    def _add_hook(self, stage: str, name: str, arguments: list[str]) -> None:
+        path = self._launcher = lowlevel.launcher()
+        where = [] if self._host_root == "/" else ["--host-root", self._host_root]
+        added = {"path": path, "args": [name, *where, *arguments], "env": HOOK_ENV}
+        self._set_hooks(stage, [*hooks_of(self.config, stage), added])
+
+    def _set_hooks(self, stage: str, hooks: list[Any]) -> None:
+        self.config = {**self.config, "hooks": {**(self.config.get("hooks") or {}), stage: hooks}}
+
+    def _add_prestart_hook(self) -> bool:
+        """Mode legacy: nothing but the hook, unless one is there."""
+        self.reasons.append("the prestart hook does it: mode legacy")
+        if any(is_gpu_hook(hook) for hook in hooks_of(self.config, "prestart")):
+            return False
+        self._add_hook("prestart", "nvhook-prestart", [])
+        return True
+
+    def _take_over(self) -> None:
+        """Take the prestart hooks out that would do the same again."""
+        for stage in ("prestart", "createRuntime"):
+            listed = hooks_of(self.config, stage)
+            left = [hook for hook in listed if not is_gpu_hook(hook)]
+            if len(left) < len(listed):
+                self._set_hooks(stage, left)
+                self.reasons.append(f"taken over from the {stage} hook of config.json")
+
+
+def check_mount_namespace(config: Object) -> None:
+    """Refuse a container without a mount namespace of its own: the runtime would mount nothing, or on the host."""
+    namespaces = (config.get("linux") or {}).get("namespaces") or []
+    own = [namespace for namespace in namespaces if namespace.get("type") == "mount"]
+    if not own or own[0].get("path"):
+        what = "the container has no mount namespace of its own; its mounts would be the host's"
+        raise NvhookError(what, "give it one: linux.namespaces in config.json")
+
+
+def hooks_of(config: Object, stage: str) -> list[Any]:
+    """The hooks of a stage. Raises NvhookError where they are no list, or `hooks` no object."""
+    hooks = config.get("hooks") or {}
+    listed = hooks.get(stage) or [] if isinstance(hooks, dict) else None
+    if not isinstance(listed, list):
+        raise NvhookError(f"config.json: `hooks` or its `{stage}` is of the wrong type", state.REPORT)
+    return listed
+
+
+def is_gpu_hook(hook: Any) -> bool:
+    """Whether a hook's entry puts GPUs into containers: by its path, or by the name that our launcher goes by."""
+    if not isinstance(hook, dict):
+        return False
+    arguments = hook.get("args")
+    names = [hook.get("path"), *(arguments[:1] if isinstance(arguments, list) else ())]
+    return any(isinstance(name, str) and name.rpartition("/")[2] in HOOKS for name in names)
+
+
+def finish_arguments(plan: Plan, driver: str) -> list[str]:
+    """The part of the hook of CDI files that does a Plan's links and loader cache."""
+    arguments = ["--driver", driver]
+    for link in plan.links:
+        arguments += ["--link", f"{link['target']}::{link['path']}"]
+    for folder in dict.fromkeys(root.split(entry["path"])[0] for entry in plan.cache_entries) or plan.musl_folders:
+        arguments += ["--folder", folder]
+    return arguments
