@@ -61,7 +61,7 @@ def resolve(mode: str, options: Options) -> str:
     """The mode that is meant: `auto` is the one for this host."""
     if mode != "auto":
         return mode
-    root_fd = inventory.open_host(options.host_root)
+    root_fd = root.open_host(options.host_root)
     try:
         return platform.detect(root_fd)
     finally:
@@ -76,7 +76,7 @@ def make(
         return _imex(_kernels(options))
     if mode in GATES:
         return _gate(mode, _kernels(options))
-    root_fd = inventory.open_host(options.host_root)
+    root_fd = root.open_host(options.host_root)
     try:
         if mode == "management":
             return _management(root_fd, _kernels(options), hook_path)

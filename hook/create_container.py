@@ -326,18 +326,11 @@ def require(container: Container, parts: Parts, minors: list[int], place: namesp
 
 
 def mask(container: Container, place: namespace.Namespace, parts: Parts, minors: list[int]) -> list[steps.Mask]:
-    """The proc mask, prepared, where it is of use; as in a prestart hook not where nothing below /proc is masked, for
-    a mount over a part of it would make the kernel refuse proc mounts in nested user namespaces."""
-    if not any(path.startswith("/proc/") for path in container.masked_paths):
-        return []
-    if not root.exists(place.base, steps.DRIVER_FOLDER):
+    """The proc mask, prepared, where it is of use and, as in a prestart hook, something below /proc is masked."""
+    if not container.masks_proc() or not root.exists(place.base, steps.DRIVER_FOLDER):
         return []
     made = steps.Mask([parts.gpus[minor][0] for minor in minors if minor in parts.gpus], [])
-    try:
-        host = root.open_root(parts.host_root)
-    except OSError as error:
-        what = f"cannot open the host root {parts.host_root}: {error.strerror}"
-        raise NvhookError(what, "give an existing folder") from error
+    host = root.open_host(parts.host_root)
     try:
         made.prepare(host, place)
     finally:

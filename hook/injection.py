@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def inject(container: Container, host_root: str, debug: bool = False) -> list[str]:
     """Put what the container asks for into it; warnings come back. Raises NvhookError, with nothing left behind."""
-    host = open_host(host_root)
+    host = root.open_host(host_root)
     known = store.inventory(host, host_root)
     configured = settings.of(known)
     if not debug and not configured["log.file"]:
@@ -115,16 +115,6 @@ class Judged:
         return requirements.compatibility(self.wanted.image_cuda, driver, bool(plan.compat_folder))
 
 
-def open_host(host_root: str) -> int:
-    """The host's root, or the folder that stands for it."""
-    try:
-        return root.open_root(host_root)
-    except OSError as error:
-        raise NvhookError(
-            f"cannot open the host root {host_root}: {error.strerror}", "give an existing folder"
-        ) from error
-
-
 def ask(container: Container, host: int, host_root: str) -> tuple[Decision, Judged | None]:
     """What the container asks for under this host's configuration, and what that comes to; None for no GPU."""
     return decide(container, host, host_root, store.inventory(host, host_root))
@@ -177,9 +167,7 @@ def make_plan(container: Container, chosen: Selection, base: int, configured: di
         folders.append(target.library_folder_32)
     loader.complete(plan, base, facts, folders, [mount["containerPath"] for mount in plan.mounts])
     plan.proc_access = chosen.access
-    # Where nothing below /proc is masked (`--privileged`, `procMount: Unmasked`), a mount over a part of it would
-    # make the kernel refuse proc mounts in nested user namespaces.
-    if not any(path.startswith("/proc/") for path in container.masked_paths):
+    if not container.masks_proc():
         plan.proc_mask = None
     return plan
 

@@ -156,8 +156,8 @@ class Namespace:
             raise NvhookError("setns left us in the host's mount namespace", "report this kernel to nvhook's authors")
         self.open_base(root_path)
 
-    def open_base(self, root_path: str) -> None:
-        """The container's root folder, as it is named in the namespace that we are in."""
+    def open_root(self, root_path: str) -> None:
+        """The container's root folder, which must not be the host's own."""
         try:
             self.base = root.open_root(root_path)
         except OSError as error:
@@ -168,6 +168,10 @@ class Namespace:
         if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino):
             what = f"the container's root {root_path} is the host's own /"
             raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
+
+    def open_base(self, root_path: str) -> None:
+        """The container's root folder, as it is named in the namespace that we are in."""
+        self.open_root(root_path)
         # Runtimes make the root a mount point. A plain folder is one that somebody put in its place meanwhile,
         # where a part of the path can be written by others than root.
         above = posix.open("..", root.PATH, dir_fd=self.base)

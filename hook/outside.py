@@ -38,16 +38,7 @@ class Outside(namespace.Namespace):
         super().__init__()
         self.covers: dict[str, str] = {}
         self._folders: dict[str, str] = {}
-        try:
-            self.base = root.open_root(root_path)
-        except OSError as error:
-            what = f"cannot open the container's root {root_path}: {error.strerror}"
-            raise NvhookError(what, "see whether the engine mounted the image there") from error
-        self.base_mount = kernel.mount_id(self.base)
-        there, own = posix.fstat(self.base), posix.stat("/")
-        if (own.st_dev, own.st_ino) == (there.st_dev, there.st_ino):
-            what = f"the container's root {root_path} is the host's own /"
-            raise NvhookError(what, "give the container a root folder of its own: root.path in config.json")
+        self.open_root(root_path)
         linux = config.get("linux") or {}
         self.ids = (mapped(linux.get("uidMappings")), mapped(linux.get("gidMappings")))
 
@@ -87,8 +78,9 @@ class Link(steps.Link):
     __slots__ = ()
 
     def __init__(self, step: steps.Link) -> None:
-        for name in ("path", "target", "library", "optional", "cover"):
-            setattr(self, name, getattr(step, name))
+        # The runtime brings the library, so no mount of ours does.
+        super().__init__(step.path, step.target, step.library, None, step.cover)
+        self.optional = step.optional
 
     def _cover(self, place: namespace.Namespace, folder: int, name: str, there: posix.stat_result) -> None:
         assert isinstance(place, Outside), "a link of another applier"

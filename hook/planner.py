@@ -24,7 +24,7 @@ def plan_runtime(place: str, host_root: str) -> dict[str, Any]:
         return _nothing(request.decide(container, settings.DEFAULTS)) | none | {"reasons": ["it is done already"]}
     if not request.possible(container, host_root) and not request.names_cdi(container.annotations):
         return _nothing(request.decide(container, settings.DEFAULTS)) | none
-    host = injection.open_host(host_root)
+    host = root.open_host(host_root)
     try:
         made = shim.Shim(opened, host, host_root, RUNTIME)
         named = lowlevel.kept(host, RUNTIME)
@@ -65,7 +65,7 @@ def plan(place: str, host_root: str) -> dict[str, Any]:
     container = state.bundle_container(place)
     if not request.possible(container, host_root):
         return _nothing(request.decide(container, settings.DEFAULTS))
-    host = injection.open_host(host_root)
+    host = root.open_host(host_root)
     try:
         decision, judged = injection.ask(container, host, host_root)
     finally:

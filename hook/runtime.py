@@ -26,22 +26,13 @@ def main(argv: list[str]) -> int:
     given = arguments.Arguments()
     try:
         given = arguments.parse(words)
-        host = open_host(given.host_root)
+        host = root.open_host(given.host_root)
         path = edit(given, host, name) if given.edits() else None
         lowlevel.become(path or lowlevel.choose(host, given.host_root, name), given.words, caller)
     except NvhookError as error:
         runtimelog.write(given, "error", f"nvhook: error: {error.what}; remedy: {error.remedy}")
         raise
     return 1
-
-
-def open_host(host_root: str) -> int:
-    """The host's root, or the folder that stands for it."""
-    try:
-        return root.open_root(host_root)
-    except OSError as error:
-        what = f"cannot open the host root {host_root}: {error.strerror}"
-        raise NvhookError(what, "give an existing folder") from error
 
 
 def edit(given: Arguments, host: int, name: str) -> str | None:

@@ -72,6 +72,11 @@ class Container:
         self.masked_paths: list[str] = []
         self.namespaces: set[str] = set()
 
+    def masks_proc(self) -> bool:
+        """Whether something below /proc is masked. Where nothing is (`--privileged`, `procMount: Unmasked`), a mount
+        over a part of it would make the kernel refuse proc mounts in nested user namespaces."""
+        return any(path.startswith("/proc/") for path in self.masked_paths)
+
 
 def read_container(stdin: int = 0) -> Container:
     """The container that a hook was started for: its state from `stdin`, its config.json from the bundle."""

@@ -14,6 +14,7 @@ import errno
 import posix
 
 from ldcache import kernel
+from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ def file_type(mode: int) -> int:
 def open_root(path: str) -> int:
     """An O_PATH descriptor of a directory, to be used as a root."""
     return posix.open(path, PATH | posix.O_DIRECTORY)
+
+
+def open_host(path: str) -> int:
+    """The same of the host's root, or of the folder that stands for it. Raises NvhookError."""
+    try:
+        return open_root(path)
+    except OSError as error:
+        raise NvhookError(f"cannot open the host root {path}: {error.strerror}", "give an existing folder") from error
 
 
 def open_path(root: int, path: str, follow: bool = True) -> int:

@@ -119,11 +119,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook config`. Raises NvhookError."""
     changes = dict(change(word) for word in arguments.set)
-    try:
-        root_fd = root.open_root(arguments.host_root)
-    except OSError as error:
-        what = f"cannot open the host root {arguments.host_root}: {error.strerror}"
-        raise NvhookError(what, "give an existing folder") from error
+    root_fd = root.open_host(arguments.host_root)
     try:
         made, warnings = text(root_fd, changes)
         for warning in warnings:

@@ -58,7 +58,7 @@ def gather(options: Options, folder: int | None = None, previous: dict[str, Any]
 
 def look(options: Options, previous: dict[str, Any] | None = None) -> dict[str, Any]:
     """`gather` without asking NVML, which may take long."""
-    root_fd = open_host(options.host_root)
+    root_fd = root.open_host(options.host_root)
     try:
         made = _look(root_fd, options, previous)
         if kmods.may_load(options.host_root, settings.of(made)) and kmods.load(root_fd, made):
@@ -67,14 +67,6 @@ def look(options: Options, previous: dict[str, Any] | None = None) -> dict[str, 
         return made
     finally:
         os.close(root_fd)
-
-
-def open_host(path: str) -> int:
-    """The host's root, or the folder that stands for it."""
-    try:
-        return root.open_root(path)
-    except OSError as error:
-        raise NvhookError(f"cannot open the host root {path}: {error.strerror}", "give an existing folder") from error
 
 
 def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> dict[str, Any]:
@@ -248,7 +240,7 @@ def current(options: Options, refresh: bool = False, lock_held: bool = False) ->
 
     And why a new one could not be kept, for callers without a place of their own.
     """
-    root_fd = open_host(options.host_root)
+    root_fd = root.open_host(options.host_root)
     try:
         try:
             folder = store.make_folder(root_fd, options.host_root)

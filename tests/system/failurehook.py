@@ -16,6 +16,7 @@ sys.path.insert(0, sys.argv[1])
 
 from hook import injection, namespace, state, steps  # noqa: E402
 from hook.step import Step  # noqa: E402
+from ldcache import root  # noqa: E402
 from ldcache.errors import NvhookError  # noqa: E402
 
 
@@ -33,7 +34,7 @@ def main() -> None:
     """The hook."""
     host_root, report = sys.argv[2:4]
     container = state.read_container()
-    _, judged = injection.ask(container, injection.open_host(host_root), host_root)
+    _, judged = injection.ask(container, root.open_host(host_root), host_root)
     assert judged is not None
     results = []
     place = 0
@@ -72,7 +73,7 @@ def in_child(
 
 def attempt(container: state.Container, judged: injection.Judged, host_root: str, place: int) -> tuple[str | None, str]:
     """As injection.inject, with one more step."""
-    host = injection.open_host(host_root)
+    host = root.open_host(host_root)
     where = namespace.Namespace()
     where.open(container)
     outside = where.outside(container)

@@ -14,6 +14,7 @@ sys.path.insert(0, sys.argv[1])
 
 from hook import injection, namespace, state, steps  # noqa: E402
 from hook.step import Step  # noqa: E402
+from ldcache import root  # noqa: E402
 
 
 class Killed(Step):
@@ -30,7 +31,7 @@ def main() -> None:
     """The hook."""
     host_root, place = sys.argv[2], int(sys.argv[3])
     container = state.read_container()
-    host = injection.open_host(host_root)
+    host = root.open_host(host_root)
     _, judged = injection.ask(container, host, host_root)
     assert judged is not None
     where = namespace.Namespace()

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from cdi.host import store
-from hook import injection, loader, planner
+from hook import loader, planner
 from ldcache import cache as loader_cache
+from ldcache import root
 from tests import roots, simhost
 from tests.containers import Bundle, hook
 from tests.needs import needs_path, needs_program
@@ -715,7 +716,7 @@ def test_crun_with_a_read_only_root(kind: MakeKind, prefix: Path, debian_13: Pat
 @pytest.mark.parametrize("readonly", [False, True])
 def test_crun(tmp_path: Path, prefix: Path, debian_13: Path, flavour: roots.Flavour, readonly: bool) -> None:
     machine = simhost.build(tmp_path / "host", simhost.Host())
-    host = injection.open_host(str(machine.root))
+    host = root.open_host(str(machine.root))
     store.inventory(host, str(machine.root))
     image = Kind(tmp_path, prefix, machine, flavour)
     # The first gives the container's proc a driver's folder.

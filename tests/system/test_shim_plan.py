@@ -14,8 +14,8 @@ import hypothesis
 import pytest
 from hypothesis import strategies
 
-from hook import bundle, injection, planner, shim
-from ldcache import cache
+from hook import bundle, planner, shim
+from ldcache import cache, root
 from tests import roots
 from tests.containers import Bundle
 from tests.needs import needs_program
@@ -84,7 +84,7 @@ def test_the_plan_of_either_way(
         made = Bundle(folder / f"bundle-{next(NUMBERS)}", image, ["/bin/true"], env=visible(devices, ",".join(names)))
         made.write()
         expected = planner.plan(str(made.folder), str(host.root))
-        top = injection.open_host(str(host.root))
+        top = root.open_host(str(host.root))
         edit = shim.Shim(bundle.Bundle(str(made.folder)), top, str(host.root), "nvhook-runtime")
         assert edit.make("/usr/sbin/runc")
         edit.apply()
