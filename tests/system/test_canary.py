@@ -13,11 +13,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.containers import Hook, hook
+from tests.containers import Bundle, Hook, hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
@@ -27,6 +28,10 @@ pytestmark = needs_program("runc")
 
 TREE = Path(__file__).resolve().parents[2]
 KILL_HOOK = Path(__file__).with_name("killhook.py")
+
+# What puts something at a path, given the canary; and what starts a container, to its end.
+Obstacle = Callable[[Path, Path], None]
+Start = Callable[[], "subprocess.CompletedProcess[str]"]
 
 # What a start with every capability writes to, mounts on, or goes through.
 PLACES = (
@@ -187,6 +192,31 @@ def test_both_ways_make_the_same(
 BOTH_IN_EACH_RUN = (absolute, through_proc, loop)
 
 
+class Watch:
+    """A canary and this namespace's mounts, which must stay as they were when the watch began."""
+
+    def __init__(self, canary: Path) -> None:
+        self.canary = canary
+        self.before = tree_of(canary)
+        self.mounts = HostMounts(canary)
+
+    def meet(self, bundle: Bundle, place: str, obstacle: Obstacle, start: Start) -> None:
+        """Put the obstacle at a place of the bundle's root, and start the container. The root is half an image then,
+        so the start may fail; by our word, not by a traceback."""
+        path = bundle.root / place
+        if path.is_symlink() or path.is_file():
+            path.unlink()
+        elif path.is_dir():
+            path.rename(path.with_name(f"{path.name}.aside"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        obstacle(path, self.canary)
+        done = start()
+        assert tree_of(self.canary) == self.before, (place, done.stderr)
+        assert self.mounts.changed() == [], place
+        assert "Traceback" not in done.stderr, (place, done.stderr)
+        shutil.rmtree(bundle.root)
+
+
 @pytest.mark.parametrize(
     ("prestart", "obstacle"),
     [
@@ -205,30 +235,18 @@ def test_nothing_outside_of_the_root_changes(
     prestart: Prestart,
     make_bundle: MakeBundle,
     canary: Path,
-    obstacle: Callable[[Path, Path], None],
+    obstacle: Obstacle,
 ) -> None:
-    """The root is half an image in some of these, so the start may fail; then by our word, not by a traceback."""
-    before, mounts = tree_of(canary), HostMounts(canary)
+    watch = Watch(canary)
     for place in PLACES:
         bundle = make_bundle("true", env=visible("all", "all"), prestart=prestart())
-        path = bundle.root / place
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.is_dir():
-            path.rename(path.with_name(f"{path.name}.aside"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        obstacle(path, canary)
-        done = bundle.run(timeout=30)
-        assert tree_of(canary) == before, (place, done.stderr)
-        assert mounts.changed() == [], place
-        assert "Traceback" not in done.stderr, (place, done.stderr)
-        shutil.rmtree(bundle.root)
+        watch.meet(bundle, place, obstacle, partial(bundle.run, timeout=30))
 
 
 @pytest.mark.parametrize("prestart", ["openat2", "walk"], indirect=True)
 @pytest.mark.parametrize("lead", [absolute, upwards])
 def test_nothing_of_the_hosts_is_read(
-    prestart: Prestart, make_bundle: MakeBundle, canary: Path, lead: Callable[[Path, Path], None]
+    prestart: Prestart, make_bundle: MakeBundle, canary: Path, lead: Obstacle
 ) -> None:
     """A cache and a configuration outside: not a name of theirs shows in what the container gets."""
     (canary / "ld.so.cache").write_bytes(Path("/etc/ld.so.cache").read_bytes().replace(b"/libc.so.6", b"/libSECRET"))
@@ -255,9 +273,9 @@ def test_a_create_container_hook_changes_nothing_outside(
     make_bundle: MakeBundle,
     canary: Path,
     noopenat2: Path,
-    obstacle: Callable[[Path, Path], None],
+    obstacle: Obstacle,
 ) -> None:
-    before, mounts = tree_of(canary), HostMounts(canary)
+    watch = Watch(canary)
     library = host.library("libcuda.so.1")
     words = [str(prefix / "bin/nvhook-create-container"), "--driver", "580.159.04"]
     for folder in (MULTIARCH, "/opt/own/lib"):
@@ -266,18 +284,7 @@ def test_a_create_container_hook_changes_nothing_outside(
         # By turns in both ways: the look-ups are those of prestart, which meets each obstacle in each.
         hooks = [hook(*words), hook(noopenat2, *words)]
         bundle = make_bundle("true", create_container=[hooks[number % 2]])
-        path = bundle.root / place
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        elif path.is_dir():
-            path.rename(path.with_name(f"{path.name}.aside"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        obstacle(path, canary)
-        done = bundle.run(timeout=30)
-        assert tree_of(canary) == before, (place, done.stderr)
-        assert mounts.changed() == [], place
-        assert "Traceback" not in done.stderr, (place, done.stderr)
-        shutil.rmtree(bundle.root)
+        watch.meet(bundle, place, obstacle, partial(bundle.run, timeout=30))
 
 
 SWAP = """
