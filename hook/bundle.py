@@ -72,4 +72,8 @@ class Bundle:
 
 
 def _absolute(path: str) -> str:
-    return path.rstrip("/") or "/" if path.startswith("/") else f"{posix.getcwd().rstrip('/')}/{path}".rstrip("/.")
+    """The path from the root, without `/` and `/.` at its end; a folder's own name may end in dots."""
+    whole = path if path.startswith("/") else f"{posix.getcwd()}/{path}"
+    while whole.endswith(("/", "/.")):
+        whole = whole[: whole.rindex("/")]
+    return whole or "/"
