@@ -51,7 +51,7 @@ class Params(Step):
     def _file(self, namespace: Namespace, text: bytes) -> int:
         """A detached mount of a file with that text. Before Linux 6.15 only what is attached somewhere can be cloned,
         so its file system is mounted for a moment, over the folder where the file will be."""
-        made = kernel.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
+        made = namespace.tmpfs(MASK_OPTIONS, MASK_ATTRIBUTES)
         kernel.mount_setattr(made, 0, propagation=kernel.MS_PRIVATE)
         flags = posix.O_CREAT | posix.O_EXCL | posix.O_WRONLY | posix.O_CLOEXEC
         fd = posix.open("params", flags, 0o444, dir_fd=made)
