@@ -406,6 +406,9 @@ def files(request: pytest.FixtureRequest, shim: Shim, prefix: Path) -> Any:
     for edits in [value["containerEdits"], *(device["containerEdits"] for device in value["devices"])]:
         for entry in edits.get("mounts", []) + edits.get("deviceNodes", []):
             entry["hostPath"] = f"{shim.host.root}{entry.get('hostPath', entry.get('path'))}"
+        # On a machine with a driver the hook would look at that one.
+        for entry in edits.get("hooks", []):
+            entry["args"] += ["--host-root", str(shim.host.root)]
     output.write_text(spec.serialise(value, request.param))
     yield value
     shutil.rmtree(folder)
