@@ -10,13 +10,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hook.engines import docker, files, lowlevel, managed
+from hook.engines import containerd, docker, files, lowlevel, managed
 from hook.engines.files import Change, Host
 from hook.engines.registration import HOOK, RUNTIME, Plan, Registration
 from hook.engines.settings import Edit
 from ldcache.errors import NvhookError
 
-ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {"docker": docker.plan}
+ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {"docker": docker.plan, "containerd": containerd.plan}
 
 # docker's and containerd's own rule is about as wide; a name is a file's too.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
@@ -126,6 +126,9 @@ def configure(host: Host, arguments: argparse.Namespace, wanted: Registration) -
     for edit, change in changed:
         files.put_in(host, edit, change, wanted.name)
         print(f"{engine}: {'changed' if change.old is not None else 'made'} {edit.path}")
+    for edit, change in changes:
+        if change.new == change.old:
+            files.join(host, edit, wanted.name)
     warn(plan.notes)
     if os.geteuid() == 0 and host.is_real():
         keep_lowlevel(host, wanted, plan)
@@ -137,7 +140,7 @@ def refuse_conflicts(host: Host, arguments: argparse.Namespace, plan: Plan, chan
     """Show what would be replaced, and raise NvhookError, unless that is wanted."""
     if plan.foreign:
         raise NvhookError(plan.foreign[0], f"take it out there, or give the runtime another name than {arguments.name}")
-    found = [line for edit, change in changes for line in edit.conflicts(change.old or "")]
+    found = plan.shadowed + [line for edit, change in changes for line in edit.conflicts(change.old or "")]
     if found and not arguments.force:
         print("".join(change.diff() for _, change in changes), end="")
         raise NvhookError(found[0], "give --force to replace it as shown, or --name for another name")

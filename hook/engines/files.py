@@ -147,7 +147,7 @@ def removed(host: Host, edit: Edit, name: str) -> Change:
         return Change(edit.path, old, record.before)
     shared = record is not None and record.names != [name]
     new = edit.strip(old, None if record is None else record.before or "", shared)
-    ours = record is not None and record.before is None
+    ours = edit.ours or (record is not None and record.before is None)
     return Change(edit.path, old, None if ours and new.strip() in ("", "{}") else new)
 
 
@@ -206,6 +206,13 @@ def put_in(host: Host, edit: Edit, change: Change, name: str) -> None:
     Record(edit.path, sorted({*names, name}), before, change.new).write(host)
     if change.new is not None:
         host.write(edit.path, change.new)
+
+
+def join(host: Host, edit: Edit, name: str) -> None:
+    """Remember that a file which is as it should be serves another runtime too."""
+    record = Record.read(host, edit.path)
+    if record is not None and name not in record.names:
+        Record(edit.path, sorted([*record.names, name]), record.before, record.after).write(host)
 
 
 def take_out(host: Host, edit: Edit, change: Change, name: str) -> None:

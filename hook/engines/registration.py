@@ -31,12 +31,13 @@ class Plan:
 
     `reload` is enough where nothing about CDI changed. `lowlevel` is the runtime that the engine used so far, by its
     absolute path, where its files name one. `foreign` says what other files have under our names, which nvhook does
-    not change.
+    not change; `shadowed` likewise, where ours overrules it.
     """
 
     edits: list[Edit] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
+    shadowed: list[str] = field(default_factory=list)
     restart: str = ""
     reload: str = ""
     lowlevel: str | None = None

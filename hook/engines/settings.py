@@ -31,6 +31,8 @@ class Setting:
     value: Any
     own: bool = False
     dangling: bool = False
+    # What a file begins with, such as a version: it goes only with all else.
+    head: bool = False
     conflict: Callable[[Any], str | None] = lambda there: None
 
 
@@ -49,8 +51,10 @@ class Edit:
     path: str
     kind: Callable[[str, str], Text]
     settings: list[Setting | Item]
-    # To be given to `remove` alone: what a configure with more options than this one may have set.
+    # For `strip` alone: what a configure with more options than this one may have set.
     switches: list[Setting] = field(default_factory=list)
+    # Whether the file is nvhook's own, by its name.
+    ours: bool = False
 
     def apply(self, text: str) -> str:
         """The text with everything in it; the same text if it is in it already. Raises NvhookError."""
@@ -60,7 +64,7 @@ class Edit:
                 there = find(document.value(), one.keys) or []
                 if one.value not in there:
                     document.set(one.keys, [*there, one.value])
-            else:
+            elif not one.head or not document.value():
                 _set(document, one.keys, one.value)
         return document.text if document.value() != self.kind(self.path, text).value() else text
 
@@ -86,13 +90,19 @@ class Edit:
         for one in [*self.switches, *self.settings]:
             there = find(document.value(), one.keys)
             if isinstance(one, Item):
-                if not shared and there and one.value in there and one.value not in (find(old, one.keys) or []):
+                theirs = before is None or shared or one.value in (find(old, one.keys) or [])
+                if there and one.value in there and not theirs:
                     _put_back(document, old, one.keys, [item for item in there if item != one.value] or None)
-            elif there is not None:
-                known = before is not None
-                if one.own or (there == one.value and (one.dangling or (known and not shared))):
-                    _put_back(document, old, one.keys, find(old, one.keys))
+            elif there is not None and not one.head and self._is_ours(one, there, before is not None and not shared):
+                _put_back(document, old, one.keys, find(old, one.keys))
+        for one in self.settings:
+            if isinstance(one, Setting) and one.head and document.value() == {one.keys[0]: one.value}:
+                _put_back(document, old, one.keys, find(old, one.keys))
         return document.text
+
+    @staticmethod
+    def _is_ours(one: Setting, there: Any, alone: bool) -> bool:
+        return one.own or (there == one.value and (one.dangling or alone))
 
 
 def _set(document: Text, keys: Keys, value: Any) -> None:
@@ -113,6 +123,7 @@ def _put_back(document: Text, old: dict[str, Any], keys: Keys, value: Any) -> No
     document.delete(keys)
     for length in range(len(keys) - 1, 0, -1):
         parent = keys[:length]
-        if find(document.value(), parent) != {} or find(old, parent) is not None:
+        there = find(document.value(), parent)
+        if there not in (None, {}) or find(old, parent) is not None:
             return
         document.delete(parent)

@@ -73,16 +73,38 @@ class TomlText:
             return
         meant = self.value()
         drop(meant, keys)
+        made = self._cut(keys)
+        if without_empty(self._read(made)) == without_empty(meant):
+            self._take(made)
+            return
         document = tomlkit.parse(self.text)
         table: Any = document
         for key in keys[:-1]:
             table = table[key]
         del table[keys[-1]]
-        made = tomlkit.dumps(document)
-        if without_empty(self._read(made)) == without_empty(meant):
-            self._take(made)
-            return
-        self._checked(made, meant, keys)
+        self._checked(tomlkit.dumps(document), meant, keys)
+
+    def _cut(self, keys: Keys) -> str:
+        """The text without the lines from a header of this table, or one below it, to its last key."""
+        kept: list[str] = []
+        held: list[str] = []
+        cutting = False
+        for line in self.text.splitlines(keepends=True):
+            header = _header(line)
+            if header is not None:
+                cutting = header[: len(keys)] == keys
+                if cutting:
+                    while kept and not kept[-1].strip():
+                        kept.pop()
+            if not cutting:
+                kept += [*held, line]
+                held = []
+            elif not line.strip() or line.lstrip().startswith("#"):
+                # Perhaps a comment on the next table.
+                held.append(line)
+            else:
+                held = []
+        return "".join([*kept, *(held if any(line.strip() for line in held) else [])])
 
     def _checked(self, made: str, meant: dict[str, Any], keys: Keys) -> None:
         if not self._is(made, meant):
@@ -118,6 +140,29 @@ def _table(keys: Keys, value: dict[str, Any]) -> list[str]:
         if isinstance(item, dict):
             lines += ["", *_table((*keys, key), item)]
     return lines
+
+
+def _header(line: str) -> Keys | None:
+    """The keys of a line that is a table's header. One that only looks like it, in a string of many lines, is found
+    out by what the text then means."""
+    import tomlkit
+    import tomlkit.exceptions
+
+    if not line.lstrip().startswith("["):
+        return None
+    try:
+        value: Any = tomlkit.parse(line).unwrap()
+    except tomlkit.exceptions.TOMLKitError:
+        return None
+    keys: list[str] = []
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            value = value[0]
+            continue
+        (key,) = value
+        keys.append(key)
+        value = value[key]
+    return tuple(keys)
 
 
 def _key(key: str) -> str:

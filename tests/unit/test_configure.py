@@ -11,40 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hook import cli
 from hook.engines import files
+from tests.nodes import Node
 
-TREE = Path(__file__).resolve().parents[2]
 THEIRS = '{\n  "log-driver": "local",\n  "features": {"buildkit": true},\n  "runtimes": {"other": {"path": "/o"}}\n}\n'
-
-
-class Node:
-    """A folder that stands for a host on which docker and nvhook are installed."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.config = folder / "etc/docker/daemon.json"
-        for name in ("dockerd", "nvhook-runtime", "nvhook-prestart"):
-            self.place(f"/usr/bin/{name}", "")
-
-    def place(self, path: str, text: str) -> Path:
-        """Write a file of it."""
-        file = self.folder / path[1:]
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-        return file
-
-    def configure(self, *words: str) -> int:
-        """The command."""
-        return cli.main(["configure", *words, "--root", str(self.folder)])
-
-    def state(self) -> dict[str, tuple[bytes, int, int]]:
-        """Each file with its content, mode and time."""
-        return {
-            str(path.relative_to(self.folder)): (path.read_bytes(), path.stat().st_mode, path.stat().st_mtime_ns)
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file() and not path.is_symlink()
-        }
 
 
 @pytest.fixture
@@ -59,21 +29,21 @@ def test_other_keys_stay_and_the_second_time_nothing_changes(node: Node, capsys:
         "docker: changed /etc/docker/daemon.json",
         "docker: to put it in force: systemctl restart docker",
     ]
-    assert json.loads(node.config.read_text()) == {
+    assert json.loads(node.daemon_json.read_text()) == {
         "log-driver": "local",
         "features": {"buildkit": True, "cdi": True},
         "runtimes": {"other": {"path": "/o"}, "nvidia": {"path": "/usr/bin/nvhook-runtime"}},
         "default-runtime": "nvidia",
     }
-    assert node.config.stat().st_mode & 0o7777 == 0o640
+    assert node.daemon_json.stat().st_mode & 0o7777 == 0o640
     state = node.state()
     assert node.configure("docker", "--cdi", "--set-default") == 0
     assert node.configure("docker") == 0
     assert capsys.readouterr().out.splitlines() == ["docker: unchanged"] * 2
     assert node.state() == state
     assert node.configure("docker", "--remove") == 0
-    assert node.config.read_text() == THEIRS
-    assert node.config.stat().st_mode & 0o7777 == 0o640
+    assert node.daemon_json.read_text() == THEIRS
+    assert node.daemon_json.stat().st_mode & 0o7777 == 0o640
     assert not (node.folder / "var/lib/nvhook").exists()
 
 
@@ -86,11 +56,11 @@ def test_no_file_and_an_empty_one(node: Node, text: str | None) -> None:
         assert node.configure("docker") == 0
     finally:
         os.umask(old)
-    assert json.loads(node.config.read_text()) == {"runtimes": {"nvidia": {"path": "/usr/bin/nvhook-runtime"}}}
-    assert node.config.stat().st_mode & 0o777 == 0o644
-    assert node.config.parent.stat().st_mode & 0o777 == 0o755
+    assert json.loads(node.daemon_json.read_text()) == {"runtimes": {"nvidia": {"path": "/usr/bin/nvhook-runtime"}}}
+    assert node.daemon_json.stat().st_mode & 0o777 == 0o644
+    assert node.daemon_json.parent.stat().st_mode & 0o777 == 0o755
     assert node.configure("docker", "--remove") == 0
-    assert (node.config.read_text() if node.config.exists() else None) == text
+    assert (node.daemon_json.read_text() if node.daemon_json.exists() else None) == text
 
 
 def test_a_broken_file_is_told_and_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,20 +93,20 @@ def test_another_runtime_of_that_name_needs_force(node: Node, capsys: pytest.Cap
     assert "+" in printed.out and "/usr/bin/nvhook-runtime" in printed.out
     assert node.state() == state
     assert node.configure("docker", "--force") == 0
-    entry = json.loads(node.config.read_text())["runtimes"]["nvidia"]
+    entry = json.loads(node.daemon_json.read_text())["runtimes"]["nvidia"]
     assert entry == {"path": "/usr/bin/nvhook-runtime", "runtimeArgs": []}
     assert node.configure("docker", "--remove") == 0
-    assert node.config.read_text() == theirs
+    assert node.daemon_json.read_text() == theirs
 
 
 def test_what_somebody_changed_in_between_stays(node: Node) -> None:
     node.place("/etc/docker/daemon.json", '{"default-runtime": "mine", "debug": false}')
     assert node.configure("docker", "--set-default", "--cdi") == 0
-    value = json.loads(node.config.read_text())
+    value = json.loads(node.daemon_json.read_text())
     value["debug"] = True
-    node.config.write_text(json.dumps(value))
+    node.daemon_json.write_text(json.dumps(value))
     assert node.configure("docker", "--remove") == 0
-    assert json.loads(node.config.read_text()) == {"default-runtime": "mine", "debug": True}
+    assert json.loads(node.daemon_json.read_text()) == {"default-runtime": "mine", "debug": True}
     assert not (node.folder / "var/lib/nvhook").exists()
 
 
@@ -145,7 +115,9 @@ def test_without_a_record_the_runtime_goes_and_switches_stay(node: Node) -> None
     assert node.configure("docker", "--set-default", "--cdi") == 0
     (node.folder / files.Record.name("/etc/docker/daemon.json")[1:]).unlink()
     assert node.configure("docker", "--remove") == 0
-    assert json.loads(node.config.read_text()) == json.loads(THEIRS) | {"features": {"buildkit": True, "cdi": True}}
+    assert json.loads(node.daemon_json.read_text()) == json.loads(THEIRS) | {
+        "features": {"buildkit": True, "cdi": True}
+    }
 
 
 def test_two_names_come_and_go_each_for_itself(node: Node) -> None:
@@ -153,18 +125,18 @@ def test_two_names_come_and_go_each_for_itself(node: Node) -> None:
     for name in ("one", "two"):
         assert node.configure("docker", "--name", name, "--cdi") == 0
     assert node.configure("docker", "--name", "one", "--remove") == 0
-    value = json.loads(node.config.read_text())
+    value = json.loads(node.daemon_json.read_text())
     assert (list(value["runtimes"]), value["features"]["cdi"]) == (["other", "two"], True)
     assert node.configure("docker", "--name", "two", "--remove") == 0
-    assert node.config.read_text() == THEIRS
+    assert node.daemon_json.read_text() == THEIRS
 
 
 def test_a_link_stays_one(node: Node) -> None:
     node.place("/opt/site/daemon.json", THEIRS)
-    node.config.parent.mkdir(parents=True)
-    node.config.symlink_to("/opt/site/daemon.json")
+    node.daemon_json.parent.mkdir(parents=True)
+    node.daemon_json.symlink_to("/opt/site/daemon.json")
     assert node.configure("docker") == 0
-    assert node.config.is_symlink()
+    assert node.daemon_json.is_symlink()
     assert "nvhook-runtime" in (node.folder / "opt/site/daemon.json").read_text()
 
 
@@ -197,9 +169,9 @@ def test_the_runtime_must_be_there(node: Node, capsys: pytest.CaptureFixture[str
     assert node.configure("docker") == 1
     assert "nvhook-runtime is not installed" in capsys.readouterr().err
     assert node.configure("docker", "--runtime-path", "/opt/x/nvhook-runtime") == 0
-    assert "/opt/x/nvhook-runtime" in node.config.read_text()
+    assert "/opt/x/nvhook-runtime" in node.daemon_json.read_text()
     assert node.configure("docker", "--remove") == 0
-    assert not node.config.exists()
+    assert not node.daemon_json.exists()
 
 
 @pytest.mark.parametrize("words", [["--name", "runc"], ["--name", "a/b"], ["--config", "x"], ["--runtime-path", "x"]])
@@ -216,6 +188,6 @@ def test_removing_gives_the_old_bytes_back(tmp_path_factory: pytest.TempPathFact
     text = json.dumps({"theirs": value}, indent=3)
     node.place("/etc/docker/daemon.json", text)
     assert node.configure("docker", "--set-default", "--cdi") == 0
-    assert node.config.read_text() != text
+    assert node.daemon_json.read_text() != text
     assert node.configure("docker", "--remove") == 0
-    assert node.config.read_text() == text
+    assert node.daemon_json.read_text() == text

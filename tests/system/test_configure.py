@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nvhook configure` and real engines: they read what it writes, and find the runtime in it."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+
+from tests.needs import needs_program
+from tests.nodes import Node
+from tests.system import engines
+from tests.system.engines import Debian
+
+HERE = Debian(None)
+CRI = "io.containerd.grpc.v1.cri"
+RUNTIME = "/usr/bin/nvhook-runtime"
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder with a short path, for sockets."""
+    with tempfile.TemporaryDirectory(prefix="nvhook-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def dump(debian: Debian, node: Node) -> dict[str, Any]:
+    """What containerd makes of its files."""
+    config = f"{node.folder}/etc/containerd/config.toml"
+    done = debian.run(debian.program("containerd"), "--config", config, "config", "dump")
+    assert done.returncode == 0, done.stderr
+    section: dict[str, Any] = tomlkit.parse(done.stdout).unwrap()["plugins"][CRI]
+    return section
+
+
+def check_containerd(debian: Debian, folder: Path) -> None:
+    """From no file, from one with a CRI section, and from one that imports."""
+    node = Node(folder)
+    assert node.configure("containerd", "--set-default", "--cdi") == 0
+    found = dump(debian, node)["containerd"]
+    assert found["default_runtime_name"] == "nvidia"
+    assert found["runtimes"]["nvidia"]["options"]["BinaryName"] == RUNTIME
+    assert found["runtimes"]["runc"]["runtime_type"] == "io.containerd.runc.v2"
+    assert node.configure("containerd", "--remove") == 0
+
+    text = (
+        f'version = 2\nimports = ["{folder}/etc/containerd/conf.d/*.toml"]\n[plugins."{CRI}"]\n  sandbox_image = "s"\n'
+        f'[plugins."{CRI}".containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n'
+        f'  [plugins."{CRI}".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n'
+    )
+    node.place("/etc/containerd/config.toml", text)
+    assert node.configure("containerd") == 0
+    found = dump(debian, node)
+    assert found["sandbox_image"] == "s"
+    options = found["containerd"]["runtimes"]["nvidia"]["options"]
+    assert (options["BinaryName"], options["SystemdCgroup"]) == (RUNTIME, True)
+    assert found["containerd"]["runtimes"]["runc"]["options"]["SystemdCgroup"] is True
+    assert node.configure("containerd", "--remove") == 0
+    assert "nvidia" not in dump(debian, node)["containerd"]["runtimes"]
+
+
+@needs_program("containerd")
+def test_containerd_finds_the_runtime(tmp_path: Path) -> None:
+    check_containerd(HERE, tmp_path)
+
+
+@pytest.mark.long
+def test_containerd_of_debian_13_finds_the_runtime(cache: Path, tmp_path: Path) -> None:
+    try:
+        debian = engines.newer(cache, tmp_path)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    check_containerd(debian, tmp_path)
+
+
+@needs_program("dockerd")
+def test_docker_finds_the_runtime(short: Path) -> None:
+    """At its start, and without one: dockerd reads its runtimes again when it is told to."""
+    engine = engines.Docker(HERE, short / "docker", {"debug": False})
+    try:
+        node = Node(short)
+        assert node.configure("docker", "--set-default", "--config", "/docker/daemon.json") == 0
+        engine.process.send_signal(signal.SIGHUP)
+        form = "{{range $name, $ := .Runtimes}}{{$name}} {{end}}{{.DefaultRuntime}}"
+        for _ in range(100):
+            said = engine.client("info", "--format", form).stdout.split()
+            if said[-1:] == ["nvidia"]:
+                break
+            time.sleep(0.1)
+        assert "runc" in said and said.count("nvidia") == 2
+    finally:
+        engine.close()
