@@ -4,19 +4,27 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from hook.engines import containerd, docker, files, lowlevel, managed
+from hook.engines import containerd, crio, docker, files, k3s, lowlevel, managed, podman, status
 from hook.engines.files import Change, Host
 from hook.engines.registration import HOOK, RUNTIME, Plan, Registration
 from hook.engines.settings import Edit
 from ldcache.errors import NvhookError
 
-ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {"docker": docker.plan, "containerd": containerd.plan}
+ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {
+    "docker": docker.plan,
+    "containerd": containerd.plan,
+    "crio": crio.plan,
+    "podman": podman.plan,
+    "k3s": k3s.plan_of("k3s"),
+    "rke2": k3s.plan_of("rke2"),
+}
 
 # docker's and containerd's own rule is about as wide; a name is a file's too.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
@@ -29,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--name", default="nvidia", type=runtime_name, help="the runtime's name for the engine; default: nvidia")
     add("--set-default", action="store_true", help="make it the runtime of containers that ask for none")
     add("--cdi", action="store_true", help="switch the engine's own reading of CDI files on")
+    add("--hook", action="store_true", help="podman and crio: run the prestart hook for every container besides")
     add("--remove", action="store_true", help="take the runtime out again")
+    add("--status", action="store_true", help="tell which engines have nvhook; 3 if one has not read it yet")
+    add("--json", action="store_true", help="with --status: as a list of JSON objects")
     add("--dry-run", action="store_true", help="print a diff, and change nothing")
     add("--force", action="store_true", help="replace another runtime of that name; ignore the GPU operator")
     add("--config", type=absolute, metavar="FILE", help="the engine's file, where it is not the usual one")
@@ -53,10 +64,12 @@ def absolute(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook configure`. Raises NvhookError."""
-    if arguments.engine is None:
-        print("nvhook configure: name an engine", file=sys.stderr)
-        return 2
     with Host(arguments.root) as host:
+        if arguments.status:
+            return tell(host, arguments)
+        if arguments.engine is None:
+            print("nvhook configure: name an engine, or give --status", file=sys.stderr)
+            return 2
         wanted = registration(host, arguments)
         if arguments.remove:
             return remove(host, arguments, wanted)
@@ -81,7 +94,7 @@ def registration(host: Host, arguments: argparse.Namespace) -> Registration:
         runtime=arguments.runtime_path or installed(host, RUNTIME, arguments.remove),
         set_default=arguments.set_default,
         cdi=arguments.cdi,
-        hook=installed(host, HOOK, arguments.remove) if getattr(arguments, "hook", False) else None,
+        hook=installed(host, HOOK, arguments.remove) if arguments.hook else None,
         config=arguments.config,
     )
 
@@ -186,6 +199,16 @@ def remove(host: Host, arguments: argparse.Namespace, wanted: Registration) -> i
         print(f"{arguments.engine}: {'removed' if change.new is None else 'changed'} {edit.path}")
     report(arguments.engine, plan, [change for _, change in changed])
     return 0
+
+
+def tell(host: Host, arguments: argparse.Namespace) -> int:
+    """`--status`: a line for each engine; 3 if nvhook is in the files of one that is not in force."""
+    found = [row for row in status.rows(host) if arguments.engine in (None, row.engine)]
+    if arguments.json:
+        print(json.dumps(status.as_json(found), indent=2))
+    else:
+        print("\n".join(row.line() for row in found) or "no engine runs here or has a file")
+    return 3 if any(row.problem for row in found) else 0
 
 
 def warn(lines: list[str]) -> None:

@@ -143,10 +143,14 @@ def removed(host: Host, edit: Edit, name: str) -> Change:
     if old is None:
         return Change(edit.path, None, None)
     record = Record.read(host, edit.path)
-    if record is not None and old == record.after and record.names == [name]:
+    if record is None:
+        new = edit.strip(old, "" if edit.ours else None)
+    elif edit.ours and name not in record.names:
+        return Change(edit.path, old, old)
+    elif old == record.after and record.names == [name]:
         return Change(edit.path, old, record.before)
-    shared = record is not None and record.names != [name]
-    new = edit.strip(old, None if record is None else record.before or "", shared)
+    else:
+        new = edit.strip(old, record.before or "", shared=record.names != [name])
     ours = edit.ours or (record is not None and record.before is None)
     return Change(edit.path, old, None if ours and new.strip() in ("", "{}") else new)
 

@@ -9,13 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from hook.engines.jsonfile import JsonText
-from hook.engines.tomlfile import TomlText, find
+from hook.engines.tomlfile import find
 
 Keys = tuple[str, ...]
-Text = JsonText | TomlText
+
+
+class Text(Protocol):
+    """A file's text, changed key by key. Its constructor raises NvhookError for what it can't read."""
+
+    text: str
+
+    def value(self) -> dict[str, Any]:
+        """All of it as a value."""
+
+    def set(self, keys: Keys, value: Any) -> None:
+        """Give a key a value. Raises NvhookError."""
+
+    def delete(self, keys: Keys) -> None:
+        """Take a key out, where it is there."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import tempfile
 import time
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 import tomlkit
 
+from hook import cli
 from tests.needs import needs_program
 from tests.nodes import Node
 from tests.system import engines
@@ -96,3 +99,44 @@ def test_docker_finds_the_runtime(short: Path) -> None:
         assert "runc" in said and said.count("nvidia") == 2
     finally:
         engine.close()
+
+
+@needs_program("dockerd")
+def test_status_knows_whether_a_daemon_has_read_its_file(short: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    node = Node(short)
+    config = short / "docker/daemon.json"
+
+    def status() -> tuple[int, dict[str, Any]]:
+        capsys.readouterr()
+        code = cli.main(["configure", "docker", "--status", "--json"])
+        rows = json.loads(capsys.readouterr().out)
+        return code, next(row for row in rows if row["files"] == [str(config)])
+
+    engine = engines.Docker(HERE, short / "docker", {})
+    try:
+        # The daemon came up in the second in which its file was made; a file of before is surely older.
+        os.utime(config, (1, 1))
+        _, row = status()
+        assert (row["pid"], row["names"], row["problem"]) == (engine.process.pid, [], None)
+        time.sleep(0.1)
+        assert node.configure("docker", "--config", "/docker/daemon.json") == 0
+        code, row = status()
+        assert (code, row["names"]) == (3, ["nvidia"])
+        assert row["problem"].startswith(f"{config} was written after the daemon's start")
+    finally:
+        engine.close()
+
+
+@needs_program("podman")
+@needs_program("runc")
+def test_podman_finds_the_runtime(tmp_path: Path, short: Path) -> None:
+    """Its folder is fixed, so this podman sees another one by that name."""
+    node = Node(tmp_path)
+    runc = HERE.program("runc")
+    assert node.configure("podman", "--set-default", "--runtime-path", runc) == 0
+    script = 'mount --bind "$1" /etc/containers && shift && exec "$@"'
+    private = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+    words = [*private, str(tmp_path / "etc/containers"), HERE.program("podman"), "--root", str(short / "root")]
+    form = "{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}"
+    done = HERE.run(*words, "--runroot", str(short / "run"), "--storage-driver", "vfs", "info", "--format", form)
+    assert done.stdout.split() == ["nvidia", runc], done.stderr

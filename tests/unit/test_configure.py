@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hook.engines import files
+from hook.engines import files, lowlevel
 from tests.nodes import Node
 
 THEIRS = '{\n  "log-driver": "local",\n  "features": {"buildkit": true},\n  "runtimes": {"other": {"path": "/o"}}\n}\n'
@@ -191,3 +191,18 @@ def test_removing_gives_the_old_bytes_back(tmp_path_factory: pytest.TempPathFact
     assert node.daemon_json.read_text() != text
     assert node.configure("docker", "--remove") == 0
     assert node.daemon_json.read_text() == text
+
+
+def test_the_launcher_is_told_which_runtime_it_passes_on_to(node: Node) -> None:
+    (node.folder / "run").mkdir()
+    file = node.folder / "run/nvhook/runtime.nvhook-runtime"
+    with files.Host(str(node.folder)) as host:
+        assert lowlevel.write(host, "nvhook-runtime", "/usr/sbin/runc")
+        assert (file.read_text(), file.stat().st_mode & 0o777) == ("/usr/sbin/runc\n", 0o644)
+        state = node.state()
+        assert not lowlevel.write(host, "nvhook-runtime", "/usr/sbin/runc")
+        assert node.state() == state
+        # One that somebody else could have written counts for nothing.
+        file.chmod(0o666)
+        assert lowlevel.write(host, "nvhook-runtime", "/usr/sbin/runc")
+        assert file.stat().st_mode & 0o777 == 0o644
