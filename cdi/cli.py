@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="cdi", description="Container Device Interface files.")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_generate(verbs.add_parser("generate", help="write a spec of this host's GPUs"))
+    verbs.add_parser("check", help="whether the files say what the host is now", add_help=False)
     add_list(verbs.add_parser("list", help="devices, the file that defines each, and files that do not count"))
     add_validate(verbs.add_parser("validate", help="whether engines read a file, and which ones"))
     add_inject(verbs.add_parser("inject", help="put devices into the config.json on stdin"))
@@ -33,7 +34,7 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     from cdi.host import inventory
 
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
-    verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
+    verb.add_argument("--format", choices=("yaml", "json"), help="default: json in a file, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
     inventory.add_root_arguments(verb)
 
@@ -83,9 +84,14 @@ def add_spec_dir(verb: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed, 2 usage."""
+    words = sys.argv[1:] if argv is None else argv
     top = parser()
-    arguments = top.parse_args(argv)
     try:
+        if words[:1] == ["check"]:
+            from cdi import check
+
+            return check.main(words[1:])
+        arguments = top.parse_args(words)
         if arguments.verb in CHECKS:
             CHECKS[arguments.verb](top, arguments)
         return VERBS[arguments.verb](arguments)
@@ -140,7 +146,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     made = generate.make(found, hook_path)
     warn(found["warnings"] + generate.left_out(found))
     try:
-        text = spec.serialise(made, form_of(arguments))
+        # JSON is YAML, and `cdi check` reads it without the YAML library.
+        text = spec.serialise(made, arguments.format or ("yaml" if output is None else "json"))
     except spec.InvalidSpec as error:
         remedy = "report this to nvhook, with the output of `nvhook inventory --json`"
         raise NvhookError(f"the spec would not be read: {error}", remedy) from error
