@@ -22,6 +22,9 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_generate(verbs.add_parser("generate", help="write a spec of this host's GPUs"))
     verbs.add_parser("check", help="whether the files say what the host is now", add_help=False)
+    watch_verb = verbs.add_parser("watch", help="keep a spec of this host's GPUs fresh", allow_abbrev=False)
+    add_generate(watch_verb)
+    add_watch(watch_verb)
     add_list(verbs.add_parser("list", help="devices, the file that defines each, and files that do not count"))
     add_validate(verbs.add_parser("validate", help="whether engines read a file, and which ones"))
     add_inject(verbs.add_parser("inject", help="put devices into the config.json on stdin"))
@@ -37,6 +40,16 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--format", choices=("yaml", "json"), help="default: json in a file, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
     inventory.add_root_arguments(verb)
+
+
+def add_watch(verb: argparse.ArgumentParser) -> None:
+    """The options of `cdi watch` that `cdi generate` has not."""
+    from cdi.host import inventory
+
+    add, seconds = verb.add_argument, inventory.seconds
+    add("--once", action="store_true", help="take one look and end: 0 if the file is fresh then, else 3")
+    add("--interval", type=seconds, default=10.0, metavar="S", help="between looks without an event; default: 10")
+    add("--quiet", type=seconds, default=1.0, metavar="S", help="how long to wait until it is quiet; default: 1")
 
 
 def add_list(verb: argparse.ArgumentParser) -> None:
@@ -92,6 +105,7 @@ def main(argv: list[str] | None = None) -> int:
 
             return check.main(words[1:])
         arguments = top.parse_args(words)
+        arguments.words = words[1:]
         if arguments.verb in CHECKS:
             CHECKS[arguments.verb](top, arguments)
         return VERBS[arguments.verb](arguments)
@@ -157,6 +171,18 @@ def run_generate(arguments: argparse.Namespace) -> int:
     warn([f"{name} in the same folder is no spec that can be read" for name in generate.refuse_conflict(output, made)])
     spec.write(output, text)
     return 0
+
+
+def run_watch(arguments: argparse.Namespace) -> int:
+    """`cdi watch`. Raises NvhookError."""
+    from cdi import watch
+
+    # All others are for the `cdi generate` that it starts.
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_watch(own)
+    for option in ("--output", "--format"):
+        own.add_argument(option)
+    return watch.run(arguments, own.parse_known_args(arguments.words)[1])
 
 
 def form_of(arguments: argparse.Namespace) -> spec.Format:
@@ -330,9 +356,10 @@ def find_hook() -> str:
     return str(path)
 
 
-CHECKS = {"generate": check_generate, "transform": check_transform}
+CHECKS = {"generate": check_generate, "watch": check_generate, "transform": check_transform}
 VERBS = {
     "generate": run_generate,
+    "watch": run_watch,
     "list": run_list,
     "validate": run_validate,
     "inject": run_inject,

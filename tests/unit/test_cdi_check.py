@@ -15,54 +15,12 @@ import pytest
 
 from cdi import check, cli
 from tests import simhost
+from tests.cdihost import LAUNCHER, Host
 from tests.needs import needs_root
 
 TREE = Path(__file__).resolve().parents[2]
-LAUNCHER = "/usr/bin/nvhook-create-container"
 
 pytestmark = needs_root
-
-
-class Host:
-    """A simulated host with two GPUs and a fresh spec in /var/run/cdi."""
-
-    def __init__(self, folder: Path, **others: Any) -> None:
-        self.folder = folder
-        self.description = simhost.Host(**{"gpus": simhost.gpus(2), "graphics": False, **others})
-        self.simulated = simhost.build(folder, self.description)
-        self.simulated.path("/run").mkdir(exist_ok=True)
-        launcher = self.simulated.path(LAUNCHER)
-        launcher.parent.mkdir(parents=True, exist_ok=True)
-        launcher.touch(0o755)
-        self.high = self.simulated.path("/var/run/cdi/nvidia.yaml")
-        self.low = self.simulated.path("/etc/cdi/nvidia.yaml")
-        self.generate(self.high)
-
-    def generate(self, path: Path) -> None:
-        """`cdi generate`."""
-        words = ["--host-root", str(self.folder), "--hook-path", LAUNCHER, "--nvml", "never"]
-        assert cli.main(["generate", *words, "--output", str(path)]) == 0
-
-    def check(self, *words: str) -> tuple[int, str]:
-        """The status and what is printed, without this host's folder in it."""
-        done = subprocess.run(
-            [sys.executable, "-m", "cdi", "check", "--host-root", str(self.folder), *words],
-            cwd=TREE,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.stderr == ""
-        return done.returncode, done.stdout.replace(str(self.folder), "")
-
-    def spec(self) -> dict[str, Any]:
-        """The spec in /var/run/cdi."""
-        value: dict[str, Any] = json.loads(self.high.read_text())
-        return value
-
-    def write(self, spec: dict[str, Any]) -> None:
-        """Another one in its place."""
-        self.high.write_text(json.dumps(spec))
 
 
 @pytest.fixture
