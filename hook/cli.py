@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 PASSED_ON = {
-    "cdi": "CDI files: generate, list, validate, inject, transform",
+    "cdi": "CDI files: generate, watch, check, list, validate, inject, transform",
     "ldcache": "loader caches: print, build, check, merge",
     "prestart": "the OCI prestart hook; the container's state on stdin",
     "create-container": "the one hook that our CDI files name",

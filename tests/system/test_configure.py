@@ -82,10 +82,9 @@ def test_containerd_of_debian_13_finds_the_runtime(cache: Path, tmp_path: Path) 
     check_containerd(debian, tmp_path)
 
 
-@needs_program("dockerd")
-def test_docker_finds_the_runtime(short: Path) -> None:
-    """At its start, and without one: dockerd reads its runtimes again when it is told to."""
-    engine = engines.Docker(HERE, short / "docker", {"debug": False})
+def check_docker(debian: Debian, short: Path) -> None:
+    """dockerd reads its runtimes again when it is told to, without a start of its own."""
+    engine = engines.Docker(debian, short / "docker", {"debug": False})
     try:
         node = Node(short)
         assert node.configure("docker", "--set-default", "--config", "/docker/daemon.json") == 0
@@ -99,6 +98,20 @@ def test_docker_finds_the_runtime(short: Path) -> None:
         assert "runc" in said and said.count("nvidia") == 2
     finally:
         engine.close()
+
+
+@needs_program("dockerd")
+def test_docker_finds_the_runtime(short: Path) -> None:
+    check_docker(HERE, short)
+
+
+@pytest.mark.long
+def test_docker_of_debian_13_finds_the_runtime(cache: Path, short: Path) -> None:
+    try:
+        debian = engines.newer(cache, short)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    check_docker(debian, short)
 
 
 @needs_program("dockerd")
