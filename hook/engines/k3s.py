@@ -82,7 +82,8 @@ def plan(host: Host, wanted: Registration, engine: str) -> Plan:
     conflict = _conflict(wanted.runtime)
     made.edits = [Edit(template, BlockText, [Setting((wanted.name,), body, own=True, conflict=conflict)])]
     if wanted.set_default:
-        made.notes.append(f"{engine} takes its default from /etc/rancher/{engine}/config.yaml: default-runtime: nvidia")
+        line = f"default-runtime: {wanted.name}"
+        made.notes.append(f"{engine} takes its default from /etc/rancher/{engine}/config.yaml: {line}")
     if wanted.cdi and version == 2:
         made.notes.append(f"whether CDI is on with containerd 1.7 is for {engine}'s template to say: enable_cdi = true")
     runc = f"{TOP}/{engine}/{RUNC[engine]}"
