@@ -21,6 +21,10 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="cdi", description="Container Device Interface files.")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_generate(verbs.add_parser("generate", help="write a spec of this host's GPUs"))
+    verbs.add_parser("check", help="whether the files say what the host is now", add_help=False)
+    watch_verb = verbs.add_parser("watch", help="keep a spec of this host's GPUs fresh", allow_abbrev=False)
+    add_generate(watch_verb)
+    add_watch(watch_verb)
     add_list(verbs.add_parser("list", help="devices, the file that defines each, and files that do not count"))
     add_validate(verbs.add_parser("validate", help="whether engines read a file, and which ones"))
     add_inject(verbs.add_parser("inject", help="put devices into the config.json on stdin"))
@@ -34,7 +38,7 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     from cdi.host import inventory
 
     verb.add_argument("--output", type=Path, metavar="FILE", help="a .yaml or .json file; default: stdout")
-    verb.add_argument("--format", choices=("yaml", "json"), help="default: as --output ends, else yaml")
+    verb.add_argument("--format", choices=("yaml", "json"), help="default: json in a file, else yaml")
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
     content.add_arguments(verb)
     modes.add_arguments(verb)
@@ -42,6 +46,16 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     inventory.add_root_arguments(verb)
     # A file outlives this look, and a GPU that is lost has its UUID in /proc all the same.
     verb.set_defaults(nvml="health")
+
+
+def add_watch(verb: argparse.ArgumentParser) -> None:
+    """The options of `cdi watch` that `cdi generate` has not."""
+    from cdi.host import inventory
+
+    add, seconds = verb.add_argument, inventory.seconds
+    add("--once", action="store_true", help="take one look and end: 0 if the file is fresh then, else 3")
+    add("--interval", type=seconds, default=10.0, metavar="S", help="between looks without an event; default: 10")
+    add("--quiet", type=seconds, default=1.0, metavar="S", help="how long to wait until it is quiet; default: 1")
 
 
 def add_list(verb: argparse.ArgumentParser) -> None:
@@ -89,9 +103,15 @@ def add_spec_dir(verb: argparse.ArgumentParser) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed, 2 usage."""
+    words = sys.argv[1:] if argv is None else argv
     top = parser()
-    arguments = top.parse_args(argv)
     try:
+        if words[:1] == ["check"]:
+            from cdi import check
+
+            return check.main(words[1:])
+        arguments = top.parse_args(words)
+        arguments.words = words[1:]
         if arguments.verb in CHECKS:
             CHECKS[arguments.verb](top, arguments)
         return VERBS[arguments.verb](arguments)
@@ -151,7 +171,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     made, dropped = ceiling.fit(ceiling.add_groups(whole), arguments.spec_version_max)
     warn(said + dropped)
     try:
-        text = spec.serialise(made, form_of(arguments))
+        # JSON is YAML, and `cdi check` reads it without the YAML library.
+        text = spec.serialise(made, arguments.format or ("yaml" if output is None else "json"))
     except spec.InvalidSpec as error:
         remedy = "report this to nvhook, with the output of `nvhook inventory --json`"
         raise NvhookError(f"the spec would not be read: {error}", remedy) from error
@@ -182,6 +203,18 @@ def of_this_host(arguments: argparse.Namespace, hook_path: str) -> tuple[dict[st
         generate.refuse_left_out(found, wanted)
     note(generate.notes(found, made, wanted))
     return made, found["warnings"] + generate.left_out(found, wanted)
+
+
+def run_watch(arguments: argparse.Namespace) -> int:
+    """`cdi watch`. Raises NvhookError."""
+    from cdi import watch
+
+    # All others are for the `cdi generate` that it starts.
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_watch(own)
+    for option in ("--output", "--format"):
+        own.add_argument(option)
+    return watch.run(arguments, own.parse_known_args(arguments.words)[1])
 
 
 def form_of(arguments: argparse.Namespace) -> spec.Format:
@@ -361,9 +394,10 @@ def find_hook() -> str:
     return str(path)
 
 
-CHECKS = {"generate": check_generate, "transform": check_transform}
+CHECKS = {"generate": check_generate, "watch": check_generate, "transform": check_transform}
 VERBS = {
     "generate": run_generate,
+    "watch": run_watch,
     "list": run_list,
     "validate": run_validate,
     "inject": run_inject,

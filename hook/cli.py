@@ -28,6 +28,8 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--applier", choices=("prestart", "shim"), default="prestart", help="who would do it")
     config = verbs.add_parser("config", help="print or change the configuration file")
     add_config_options(config)
+    configure = verbs.add_parser("configure", help="register with docker, containerd, CRI-O or podman")
+    add_configure_options(configure)
     verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
     add_verify_options(verify)
     install = verbs.add_parser("install", help="install the hooks for container engines")
@@ -36,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 PASSED_ON = {
-    "cdi": "CDI files: generate, list, validate, inject, transform",
+    "cdi": "CDI files: generate, watch, check, list, validate, inject, transform",
     "ldcache": "loader caches: print, build, check, merge",
     "prestart": "the OCI prestart hook; the container's state on stdin",
     "create-container": "the one hook that our CDI files name",
@@ -89,6 +91,13 @@ def add_config_options(verb: argparse.ArgumentParser) -> None:
     configfile.add_arguments(verb)
 
 
+def add_configure_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook configure`."""
+    from hook.engines import cli
+
+    cli.add_arguments(verb)
+
+
 def add_verify_options(verb: argparse.ArgumentParser) -> None:
     """Options of `nvhook verify`."""
     from hook import verify
@@ -119,6 +128,13 @@ def run_config(arguments: argparse.Namespace) -> int:
     return configfile.run(arguments)
 
 
+def run_configure(arguments: argparse.Namespace) -> int:
+    """`nvhook configure`."""
+    from hook.engines import cli
+
+    return cli.run(arguments)
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     """`nvhook verify`."""
     from hook import verify
@@ -137,6 +153,7 @@ def run_install(arguments: argparse.Namespace) -> int:
 
 VERBS = {
     "config": run_config,
+    "configure": run_configure,
     "inventory": run_inventory,
     "plan": run_plan,
     "verify": run_verify,

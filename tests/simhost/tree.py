@@ -38,7 +38,9 @@ class Tree:
         path.chmod(mode)
 
     def link(self, name: str, target: str) -> None:
-        self._vacant(name).symlink_to(target)
+        # A host keeps /var/run during an upgrade of the driver, and readers are on their way through it.
+        if not (self.path(name).is_symlink() and os.readlink(self.path(name)) == target):
+            self._vacant(name).symlink_to(target)
 
     def node(self, name: str, major: int, minor: int, mode: int, uid: int = 0, gid: int = 0) -> bool:
         """A character device; False, and `refused` says why, where mknod is not allowed."""

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A TOML text that is changed key by key; comments, order and all other bytes stay.
+
+A new table is appended to the text, which is valid wherever its parents stand. The rest is done by tomlkit, and
+what it made is read again and compared with what was meant: a slip ends in an error and not in an engine that
+does not start.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+from ldcache.errors import NvhookError
+
+Keys = tuple[str, ...]
+
+BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+REMEDY = "repair the file, or move it away; nothing was changed"
+
+
+class TomlText:
+    """A TOML document as text. Raises NvhookError with line and column for what is none."""
+
+    def __init__(self, path: str, text: str) -> None:
+        self.path = path
+        self.text = text
+        self._value = self._read(text)
+
+    def _read(self, text: str) -> dict[str, Any]:
+        import tomlkit
+        import tomlkit.exceptions
+
+        try:
+            value: dict[str, Any] = tomlkit.parse(text).unwrap()
+        except tomlkit.exceptions.ParseError as error:
+            raise NvhookError(f"{self.path} is no TOML: {error}", REMEDY) from error
+        except tomlkit.exceptions.TOMLKitError as error:
+            # A key that stands twice has no line in tomlkit's error.
+            raise NvhookError(f"{self.path} is no TOML: {error}", REMEDY) from error
+        return value
+
+    def value(self) -> dict[str, Any]:
+        """All of it as a value."""
+        return copy.deepcopy(self._value)
+
+    def set(self, keys: Keys, value: Any) -> None:
+        """Give a key this value; tables on the way are made."""
+        import tomlkit
+
+        meant = self.value()
+        put(meant, keys, value, self.path)
+        if isinstance(value, dict) and find(self._value, keys) is None:
+            made = self._appended(keys, value)
+            if self._is(made, meant):
+                self._take(made)
+                return
+        document = tomlkit.parse(self.text)
+        table: Any = document
+        for key in keys[:-1]:
+            if key not in table:
+                table[key] = tomlkit.table()
+            table = table[key]
+        table[keys[-1]] = value
+        self._checked(tomlkit.dumps(document), meant, keys)
+
+    def delete(self, keys: Keys) -> None:
+        """Take a key or a table away, where it is there."""
+        import tomlkit
+
+        if find(self._value, keys) is None:
+            return
+        meant = self.value()
+        drop(meant, keys)
+        made = self._cut(keys)
+        if without_empty(self._read(made)) == without_empty(meant):
+            self._take(made)
+            return
+        document = tomlkit.parse(self.text)
+        table: Any = document
+        for key in keys[:-1]:
+            table = table[key]
+        del table[keys[-1]]
+        self._checked(tomlkit.dumps(document), meant, keys)
+
+    def _cut(self, keys: Keys) -> str:
+        """The text without the lines from a header of this table, or one below it, to its last key."""
+        kept: list[str] = []
+        held: list[str] = []
+        cutting = False
+        for line in self.text.splitlines(keepends=True):
+            header = _header(line)
+            if header is not None:
+                cutting = header[: len(keys)] == keys
+                if cutting:
+                    while kept and not kept[-1].strip():
+                        kept.pop()
+            if not cutting:
+                kept += [*held, line]
+                held = []
+            elif not line.strip() or line.lstrip().startswith("#"):
+                # Perhaps a comment on the next table.
+                held.append(line)
+            else:
+                held = []
+        return "".join([*kept, *(held if any(line.strip() for line in held) else [])])
+
+    def _checked(self, made: str, meant: dict[str, Any], keys: Keys) -> None:
+        if not self._is(made, meant):
+            what = f"{self.path}: cannot change {'.'.join(keys)} and keep the rest"
+            raise NvhookError(what, "write it as a table of its own ([a.b.c]) in the file; nothing was changed")
+        self._take(made)
+
+    def _is(self, made: str, meant: dict[str, Any]) -> bool:
+        try:
+            return self._read(made) == meant
+        except NvhookError:
+            return False
+
+    def _take(self, made: str) -> None:
+        self.text = made
+        self._value = self._read(made)
+
+    def _appended(self, keys: Keys, value: dict[str, Any]) -> str:
+        line = "\r\n" if "\r\n" in self.text else "\n"
+        head = self.text
+        if head and not head.endswith("\n"):
+            head += line
+        if head.strip():
+            head += line
+        return head + line.join(_table(keys, value)) + line
+
+
+def _table(keys: Keys, value: dict[str, Any]) -> list[str]:
+    """The lines of a table and those below it."""
+    lines = [f"[{'.'.join(map(_key, keys))}]"]
+    lines += [f"{_key(key)} = {_literal(item)}" for key, item in value.items() if not isinstance(item, dict)]
+    for key, item in value.items():
+        if isinstance(item, dict):
+            lines += ["", *_table((*keys, key), item)]
+    return lines
+
+
+def _header(line: str) -> Keys | None:
+    """The keys of a line that is a table's header. One that only looks like it, in a string of many lines, is found
+    out by what the text then means."""
+    import tomlkit
+    import tomlkit.exceptions
+
+    if not line.lstrip().startswith("["):
+        return None
+    try:
+        value: Any = tomlkit.parse(line).unwrap()
+    except tomlkit.exceptions.TOMLKitError:
+        return None
+    keys: list[str] = []
+    while isinstance(value, (dict, list)) and value:
+        if isinstance(value, list):
+            value = value[0]
+            continue
+        (key,) = value
+        keys.append(key)
+        value = value[key]
+    return tuple(keys)
+
+
+def _key(key: str) -> str:
+    return key if BARE.fullmatch(key) else _literal(key)
+
+
+def _literal(item: Any) -> str:
+    import tomlkit
+
+    return str(tomlkit.item(item).as_string())
+
+
+def find(value: Any, keys: Keys) -> Any:
+    """What stands below these keys; None where nothing does."""
+    for key in keys:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
+
+
+def put(value: dict[str, Any], keys: Keys, new: Any, path: str) -> None:
+    """Set a key in a plain value. Raises NvhookError where a parent is no table."""
+    for key in keys[:-1]:
+        below = value.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise NvhookError(f"{path}: {key} is no table", "repair the file; nothing was changed")
+        value = below
+    value[keys[-1]] = new
+
+
+def drop(value: dict[str, Any], keys: Keys) -> None:
+    """Take a key out of a plain value."""
+    for key in keys[:-1]:
+        value = value[key]
+    del value[keys[-1]]
+
+
+def without_empty(value: Any) -> Any:
+    """A value without its empty tables, that headers above other headers leave behind or don't."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: without_empty(item) for key, item in value.items()}
+    return {key: item for key, item in kept.items() if item != {}}

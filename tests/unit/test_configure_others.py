@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nvhook configure` for CRI-O, podman, k3s and rke2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from tests.nodes import Node
+
+RUNTIME = "/usr/bin/nvhook-runtime"
+CRIO = "/etc/crio/crio.conf.d/99-nvhook-nvidia.conf"
+PODMAN = "/etc/containers/containers.conf.d/99-nvhook-nvidia.conf"
+HOOK = "/usr/share/containers/oci/hooks.d/nvhook.json"
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def twice_and_out(node: Node, *words: str) -> None:
+    """The second time changes nothing; taking it out gives all files back as they were before."""
+    state = node.state()
+    assert node.configure(*words) == 0
+    assert node.configure(words[0]) == 0
+    assert node.state() == state
+    assert node.configure(words[0], "--remove") == 0
+
+
+def test_crio_gets_a_file_with_the_options_of_its_default(node: Node) -> None:
+    node.place("/etc/crio/crio.conf", '[crio.runtime]\ndefault_runtime = "crun"\n')
+    crun = '[crio.runtime.runtimes.crun]\nruntime_path = "/opt/crun"\nruntime_root = "/run/crun"\nmonitor_path = "/c"\n'
+    node.place("/etc/crio/crio.conf.d/10-crun.conf", crun)
+    state = node.state()
+    assert node.configure("crio", "--set-default") == 0
+    value = tomlkit.parse(node.text(CRIO)).unwrap()["crio"]["runtime"]
+    assert value == {
+        "default_runtime": "nvidia",
+        "runtimes": {
+            "nvidia": {
+                "runtime_path": RUNTIME,
+                "runtime_root": "/run/crun",
+                "monitor_path": "/c",
+                "runtime_type": "oci",
+            }
+        },
+    }
+    twice_and_out(node, "crio", "--set-default")
+    assert node.state() == state
+
+
+def test_crio_without_a_file_and_with_the_hook(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    state = node.state()
+    assert node.configure("crio", "--cdi", "--hook") == 0
+    assert "always" in capsys.readouterr().err
+    runtimes = tomlkit.parse(node.text(CRIO)).unwrap()["crio"]["runtime"]["runtimes"]
+    assert runtimes == {"nvidia": {"runtime_path": RUNTIME, "runtime_type": "oci"}}
+    twice_and_out(node, "crio", "--cdi", "--hook")
+    assert node.state() == state
+
+
+def test_crio_and_a_runtime_of_that_name(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    theirs = '[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
+    early, late = "/etc/crio/crio.conf.d/99-nvidia.conf", "/etc/crio/crio.conf"
+    node.place(late, theirs)
+    assert node.configure("crio") == 1
+    assert f"{late}: the runtime nvidia is the runtime /usr/bin/nvidia-container-runtime" in capsys.readouterr().err
+    assert node.configure("crio", "--force") == 0
+    assert node.configure("crio", "--remove") == 0
+    node.place(early, theirs)
+    assert node.configure("crio", "--force") == 1
+    assert f"{early}: the runtime nvidia is" in capsys.readouterr().err
+
+
+def test_podman_gets_a_file_and_where_wanted_the_hook(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    state = node.state()
+    assert node.configure("podman", "--set-default", "--hook") == 0
+    assert "restart" not in capsys.readouterr().out
+    value = tomlkit.parse(node.text(PODMAN)).unwrap()
+    assert value == {"engine": {"runtime": "nvidia", "runtimes": {"nvidia": [RUNTIME]}}}
+    assert json.loads(node.text(HOOK)) == {
+        "version": "1.0.0",
+        "hook": {"path": "/usr/bin/nvhook-prestart", "args": ["nvhook-prestart"]},
+        "when": {"always": True},
+        "stages": ["prestart"],
+    }
+    assert node.configure("podman", "--name", "second") == 0
+    assert node.configure("podman", "--name", "second", "--remove") == 0
+    assert "nvhook-prestart" in node.text(HOOK)
+    twice_and_out(node, "podman", "--set-default", "--hook")
+    assert node.state() == state
+
+
+def test_podman_asks_before_it_replaces(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.place("/etc/site.conf", '[engine]\n[engine.runtimes]\nnvidia = ["/usr/bin/nvidia-container-runtime"]\n')
+    state = node.state()
+    assert node.configure("podman", "--config", "/etc/site.conf") == 1
+    assert "is the runtime ['/usr/bin/nvidia-container-runtime']" in capsys.readouterr().err
+    assert node.configure("podman", "--config", "/etc/site.conf", "--force") == 0
+    assert node.configure("podman", "--config", "/etc/site.conf", "--remove") == 0
+    assert {name: content for name, (content, _, _) in node.state().items()} == {
+        name: content for name, (content, _, _) in state.items()
+    }
+
+
+@pytest.mark.parametrize("engine", ["k3s", "rke2"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_k3s_and_rke2_get_a_block_in_the_template(
+    node: Node, engine: str, version: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.configure(engine) == 1
+    assert f"start {engine} once" in capsys.readouterr().err
+    folder = f"/var/lib/rancher/{engine}/agent/etc/containerd"
+    node.place(f"{folder}/config.toml", f"version = {version}\n")
+    template = f"{folder}/{'config.toml.tmpl' if version == 2 else 'config-v3.toml.tmpl'}"
+    state = node.state()
+    assert node.configure(engine, "--set-default") == 0
+    assert "default-runtime: nvidia" in capsys.readouterr().err
+    plugin = "io.containerd.grpc.v1.cri" if version == 2 else "io.containerd.cri.v1.runtime"
+    assert node.text(template) == (
+        '{{ template "base" . }}\n\n# nvhook nvidia: begin\n'
+        f"[plugins.'{plugin}'.containerd.runtimes.'nvidia']\n"
+        '  runtime_type = "io.containerd.runc.v2"\n'
+        f"[plugins.'{plugin}'.containerd.runtimes.'nvidia'.options]\n"
+        '  BinaryName = "/usr/bin/nvhook-runtime"\n  SystemdCgroup = {{ .SystemdCgroup }}\n# nvhook nvidia: end\n'
+    )
+    # Rendered, it is what containerd reads.
+    rendered = node.text(template).replace("{{ .SystemdCgroup }}", "true").replace('{{ template "base" . }}', "")
+    options = tomlkit.parse(rendered).unwrap()["plugins"][plugin]["containerd"]["runtimes"]["nvidia"]["options"]
+    assert options == {"BinaryName": RUNTIME, "SystemdCgroup": True}
+    assert node.configure(engine, "--name", "second") == 0
+    assert node.configure(engine, "--name", "second", "--remove") == 0
+    twice_and_out(node, engine)
+    assert node.state() == state
+
+
+def test_a_template_that_is_there_keeps_its_text(node: Node) -> None:
+    folder = "/var/lib/rancher/k3s/agent/etc/containerd"
+    node.place(f"{folder}/config.toml", "version = 3\n")
+    text = '{{ template "base" . }}\n{{ if .X }}\n[x]\n{{ end }}'
+    node.place(f"{folder}/config-v3.toml.tmpl", text)
+    assert node.configure("k3s") == 0
+    made = node.text(f"{folder}/config-v3.toml.tmpl")
+    assert made.startswith(text)
+    node.place(f"{folder}/config-v3.toml.tmpl", f"{made}\n[y]\n")
+    assert node.configure("k3s", "--remove") == 0
+    assert node.text(f"{folder}/config-v3.toml.tmpl") == f"{text}\n\n[y]\n"
+
+
+def test_a_runtime_that_k3s_found_itself(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """k3s registers NVIDIA's runtime as `nvidia` where it is installed."""
+    made = '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia.options]\nBinaryName = "/n"\n'
+    node.place("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", f"version = 3\n{made}")
+    assert node.configure("k3s", "--force") == 1
+    assert "config.toml: the runtime nvidia is the runtime /n" in capsys.readouterr().err
+    assert node.configure("k3s", "--name", "nvhook") == 0
+
+
+def test_status_of_a_host_at_rest(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert node.configure("--status") == 0
+    assert capsys.readouterr().out == "no engine runs here or has a file\n"
+    node.place("/etc/containerd/config.toml", "version = 3\n")
+    node.place("/etc/docker/daemon.json", "{")
+    node.place("/etc/crio/crio.conf", "")
+    for engine in ("containerd", "podman"):
+        assert node.configure(engine) == 0
+    capsys.readouterr()
+    assert node.configure("--status") == 3
+    lines = capsys.readouterr().out.splitlines()
+    drop_in = "/etc/containerd/conf.d/99-nvhook-nvidia.toml"
+    assert lines[0].startswith("docker (not running) reads /etc/docker/daemon.json: has no nvhook; ")
+    assert lines[1:] == [
+        f"containerd (not running) reads /etc/containerd/config.toml, {drop_in}: has nvhook as nvidia",
+        "crio (not running) reads /etc/crio/crio.conf: has no nvhook",
+        f"podman reads {PODMAN}: has nvhook as nvidia",
+    ]
+    assert node.configure() == 2
