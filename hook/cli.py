@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--host-root", default="/", metavar="DIR", help="the folder that stands for the host's /")
     config = verbs.add_parser("config", help="print or change the configuration file")
     add_config_options(config)
+    add_nodes_options(verbs.add_parser("nodes", help="make the driver's device nodes and their links in /dev/char"))
     verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
     add_verify_options(verify)
     install = verbs.add_parser("install", help="install the hooks for container engines")
@@ -86,6 +87,13 @@ def add_config_options(verb: argparse.ArgumentParser) -> None:
     configfile.add_arguments(verb)
 
 
+def add_nodes_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook nodes`."""
+    from cdi.host import devicefiles
+
+    devicefiles.add_arguments(verb)
+
+
 def add_verify_options(verb: argparse.ArgumentParser) -> None:
     """Options of `nvhook verify`."""
     from hook import verify
@@ -115,6 +123,13 @@ def run_config(arguments: argparse.Namespace) -> int:
     return configfile.run(arguments)
 
 
+def run_nodes(arguments: argparse.Namespace) -> int:
+    """`nvhook nodes`."""
+    from cdi.host import devicefiles
+
+    return devicefiles.run(arguments)
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     """`nvhook verify`."""
     from hook import verify
@@ -134,6 +149,7 @@ def run_install(arguments: argparse.Namespace) -> int:
 VERBS = {
     "config": run_config,
     "inventory": run_inventory,
+    "nodes": run_nodes,
     "plan": run_plan,
     "verify": run_verify,
     "install": run_install,

@@ -45,7 +45,7 @@ def read(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The nodes that are there, and warnings about those that are not, or are not what they should be."""
     nodes, warnings = [], []
-    for wanted in _wanted(recorder.root_fd, found):
+    for wanted in expected(recorder.root_fd, found):
         recorder.node(dev, wanted.path)
         try:
             nodes.append(_node(dev, wanted))
@@ -60,7 +60,7 @@ def read(
     return nodes, warnings
 
 
-def _wanted(root_fd: int, found: list[gpus.Gpu]) -> list[Wanted]:
+def expected(root_fd: int, found: list[gpus.Gpu]) -> list[Wanted]:
     majors = character_majors(root_fd)
     nvidia = next((majors[name] for name in MAJOR_NAMES if name in majors), None)
     uvm = majors.get("nvidia-uvm")
@@ -113,8 +113,8 @@ def _node(dev: fingerprint.Base, wanted: Wanted) -> dict[str, Any]:
         raise ValueError(f"it is {kind}")
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if wanted.major not in (None, major) or wanted.minor not in (None, minor):
-        expected = ":".join("?" if number is None else str(number) for number in (wanted.major, wanted.minor))
-        raise ValueError(f"it is device {major}:{minor}, and the kernel says {expected}")
+        numbers = ":".join("?" if number is None else str(number) for number in (wanted.major, wanted.minor))
+        raise ValueError(f"it is device {major}:{minor}, and the kernel says {numbers}")
     return {
         "path": wanted.path,
         "host_path": dev.prefix + wanted.path,
