@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.namespace import Namespace
     from hook.plan import Plan
     from hook.request import Decision, Request
     from hook.selection import Selection
@@ -30,11 +31,15 @@ def inject(container: Container, host_root: str) -> list[str]:
     decision, judged = ask(container, host, host_root)
     if judged is None:
         return decision.warnings
-    place = namespace.Namespace()
+    return apply(container, host, judged, namespace.Namespace(), decision.warnings)
+
+
+def apply(container: Container, host: int, judged: Judged, place: Namespace, warnings: list[str]) -> list[str]:
+    """Put what was judged into a namespace; all warnings come back. Raises NvhookError, with nothing left behind."""
     place.open(container)
     outside = place.outside(container)
     plan = make_plan(container, judged.selection, outside, judged.settings)
-    place.warnings += decision.warnings + judged.warnings + plan.warnings
+    place.warnings += warnings + judged.warnings + plan.warnings
     fit = judged.compatibility(plan)
     if fit is not None and fit.warning():
         place.warnings.append(fit.warning())

@@ -59,6 +59,10 @@ def dispatch(argv: list[str]) -> int:
         from hook import create_container
 
         return create_container.main(argv[1:])
+    if verb in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
+        from hook import runtimehook
+
+        return runtimehook.main(argv[1:])
     if verb in ("poststart", "poststop"):
         return 0
     say(f"nvhook: error: {verb!a} is no hook\n  remedy: use prestart or create-container\n")

@@ -32,6 +32,9 @@ static const char *const allowed[] = {"XDG_RUNTIME_DIR"};
 
 static const char prefix[] = "nvhook-";
 
+/* NVIDIA's names, which other software calls; each whole is a verb. */
+static const char *const theirs[] = {"nvidia-container-runtime-hook", "nvidia-container-toolkit"};
+
 /* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
 static char locale[] = "LC_ALL=C.UTF-8";
 static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -59,6 +62,15 @@ static const char *base_name(const char *name)
     const char *slash = strrchr(name, '/');
 
     return slash ? slash + 1 : name;
+}
+
+/* The verb that a name stands for, NULL for a name that is no hook's. */
+static const char *verb_of(const char *name)
+{
+    for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++)
+        if (strcmp(name, theirs[i]) == 0)
+            return name;
+    return strncmp(name, prefix, sizeof prefix - 1) == 0 ? name + sizeof prefix - 1 : NULL;
 }
 
 static void fill_environment(char **to, char *const *from)
@@ -89,7 +101,7 @@ int main(int argc, char **argv, char **environment)
     if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
         return fail("this launcher is not installed: no interpreter is written into it", "",
                     "run `nvhook install`, or install the nvhook package");
-    if (strncmp(name, prefix, sizeof prefix - 1) != 0)
+    if (!verb_of(name))
         return fail("started under a name that is no hook: ", name,
                     "let the hook's args[0] be the launcher's own name, such as nvhook-prestart");
     if (argc > ARGUMENTS_MAX)
@@ -99,7 +111,7 @@ int main(int argc, char **argv, char **environment)
     arguments[count++] = "-S";
     arguments[count++] = "-B";
     arguments[count++] = (char *)entry;
-    arguments[count++] = (char *)name + sizeof prefix - 1;
+    arguments[count++] = (char *)verb_of(name);
     for (int i = 1; i < argc; i++)
         arguments[count++] = argv[i];
     fill_environment(clean, environment);

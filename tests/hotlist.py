@@ -41,6 +41,7 @@ OURS = {
     "hook.prestart",
     "hook.request",
     "hook.requirements",
+    "hook.runtimehook",
     "hook.search",
     "hook.selection",
     "hook.start",

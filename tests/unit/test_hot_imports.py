@@ -22,6 +22,7 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
+    "hook.runtimehook",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",

@@ -52,8 +52,9 @@ RULES = (
 )
 
 # An applier reads the inventory; the parts of cdi.host that look at the host are for the command line alone.
-READS_THE_INVENTORY = {"cdi.host.store", "cdi.host.fingerprint", "cdi.host.settings", "cdi.jsontext"}
-COMMAND_LINE = {"hook.cli"}
+# `cdi` itself holds the version.
+READS_THE_INVENTORY = {"cdi", "cdi.host.store", "cdi.host.fingerprint", "cdi.host.settings", "cdi.jsontext"}
+COMMAND_LINE = {"hook.cli", "hook.names.ctkconfig"}
 
 
 def below(name: str, top: str) -> bool:
