@@ -43,6 +43,10 @@ def install(prefix: Path) -> list[Path]:
 
     Raises NvhookError if a part is missing or the prefix can't be written.
     """
+    launcher = origin("hook").parent / "bin/launch"
+    if not launcher.is_file():
+        remedy = "a packaged or installed copy needs no `nvhook install`; in a checkout run packaging/build.py"
+        raise NvhookError(f"there is no {launcher} to install from", remedy)
     top = prefix.resolve()
     library = top / "lib/nvhook"
     beside = library.with_name(".nvhook.new")
