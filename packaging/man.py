@@ -20,7 +20,7 @@ TREE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TREE))
 
 from cdi import VERSION  # noqa: E402
-from cdi import cli as cdi_cli
+from cdi import cli as cdi_cli  # noqa: E402
 from cdi.host import config, settings  # noqa: E402
 from hook import cli  # noqa: E402
 from hook.names import containercli, ctk  # noqa: E402
