@@ -32,6 +32,7 @@ def parser() -> argparse.ArgumentParser:
     add_verify_options(verify)
     install = verbs.add_parser("install", help="install the hooks for container engines")
     install.add_argument("--prefix", type=Path, default=Path("/usr/local"), help="default: /usr/local")
+    install.add_argument("--nvidia-names", action="store_true", help="the hooks by NVIDIA's names too")
     return top
 
 
@@ -141,7 +142,7 @@ def run_install(arguments: argparse.Namespace) -> int:
     """`nvhook install`."""
     from hook import install
 
-    for launcher in install.install(arguments.prefix):
+    for launcher in install.install(arguments.prefix, arguments.nvidia_names):
         print(launcher)
     return 0
 

@@ -32,8 +32,9 @@ static const char *const allowed[] = {"XDG_RUNTIME_DIR"};
 
 static const char prefix[] = "nvhook-";
 
-/* NVIDIA's names, which other software calls; each whole is a verb. */
-static const char *const theirs[] = {"nvidia-container-runtime-hook", "nvidia-container-toolkit"};
+/* NVIDIA's names, which CDI files of theirs start; the name is the verb. */
+static const char *const nvidias[] = {"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook",
+                                      "nvidia-container-toolkit"};
 
 /* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
 static char locale[] = "LC_ALL=C.UTF-8";
@@ -64,11 +65,11 @@ static const char *base_name(const char *name)
     return slash ? slash + 1 : name;
 }
 
-/* The verb that a name stands for, NULL for a name that is no hook's. */
+/* The verb that a name stands for, NULL for none. */
 static const char *verb_of(const char *name)
 {
-    for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++)
-        if (strcmp(name, theirs[i]) == 0)
+    for (size_t i = 0; i < sizeof nvidias / sizeof *nvidias; i++)
+        if (strcmp(name, nvidias[i]) == 0)
             return name;
     return strncmp(name, prefix, sizeof prefix - 1) == 0 ? name + sizeof prefix - 1 : NULL;
 }
@@ -91,6 +92,28 @@ static void fill_environment(char **to, char *const *from)
     to[count] = NULL;
 }
 
+/* A name that is a person's command but for one verb: `nvidia-ctk hook` stands in CDI files of NVIDIA's older releases. */
+static int is_command(const char *name, char *const *words)
+{
+    if (strcmp(name, "nvidia-ctk") != 0)
+        return 0;
+    while (*words)
+        if (strcmp(*words++, "hook") == 0)
+            return 0;
+    return 1;
+}
+
+/* Becomes the program of that name beside the entry, with all that the person set. */
+static int run_command(const char *name, char **argv, char **environment)
+{
+    static char program[2 * PATH_BYTES];
+
+    memcpy(program, entry, PATH_BYTES);
+    strncpy(program + (base_name(program) - program), name, PATH_BYTES - 1);
+    execve(program, argv, environment);
+    return fail("cannot start ", program, "install the package with NVIDIA's names");
+}
+
 int main(int argc, char **argv, char **environment)
 {
     static char *arguments[ARGUMENTS_MAX + 8];
@@ -101,6 +124,8 @@ int main(int argc, char **argv, char **environment)
     if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
         return fail("this launcher is not installed: no interpreter is written into it", "",
                     "run `nvhook install`, or install the nvhook package");
+    if (is_command(name, argv + (argc > 0)))
+        return run_command(name, argv, environment);
     if (!verb_of(name))
         return fail("started under a name that is no hook: ", name,
                     "let the hook's args[0] be the launcher's own name, such as nvhook-prestart");

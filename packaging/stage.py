@@ -30,14 +30,9 @@ PROGRAMS = {
     "nvidia-container-cli": "hook.names.containercli",
 }
 # Names in /usr/bin of the companion package, each with what it leads to.
-COMPANION = {
-    "nvidia-container-runtime": "launch",
-    "nvidia-container-runtime.cdi": "launch",
-    "nvidia-container-runtime.legacy": "launch",
-    "nvidia-container-runtime-hook": "launch",
-    "nvidia-container-toolkit": "launch",
-    "nvidia-cdi-hook": "launch",
-    "nvidia-ctk": "nvidia-ctk",
+COMPANION = dict.fromkeys(install.NVIDIA_LAUNCHERS, "launch") | {
+    # A launcher too: CDI files of older releases have `nvidia-ctk hook …`, in whatever environment.
+    "nvidia-ctk": "launch",
     "nvidia-container-cli": "nvidia-container-cli",
     "ldcache": "ldcache",
 }
