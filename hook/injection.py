@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from cdi.host import settings, store
-from hook import layout, loader, namespace, request, requirements, selection, steps
+from hook import layout, loader, request, requirements, selection
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 def inject(container: Container, host_root: str) -> list[str]:
     """Put what the container asks for into it; warnings come back. Raises NvhookError, with nothing left behind."""
+    from hook import namespace
+
     host = open_host(host_root)
     decision, judged = ask(container, host, host_root)
     if judged is None:
@@ -36,6 +38,8 @@ def inject(container: Container, host_root: str) -> list[str]:
 
 def apply(container: Container, host: int, judged: Judged, place: Namespace, warnings: list[str]) -> list[str]:
     """Put what was judged into a namespace; all warnings come back. Raises NvhookError, with nothing left behind."""
+    from hook import steps
+
     place.open(container)
     outside = place.outside(container)
     plan = make_plan(container, judged.selection, outside, judged.settings)
@@ -144,5 +148,7 @@ def make_plan(container: Container, chosen: Selection, base: int, configured: di
 
 def make_steps(plan: Plan, container: Container, configured: dict[str, Any]) -> list[Step]:
     """The Plan's steps, less those that the configuration leaves to others."""
+    from hook import steps
+
     made = steps.steps(plan, container)
     return [step for step in made if not (configured["prestart.no-cgroups"] and isinstance(step, steps.Rules))]

@@ -92,24 +92,23 @@ static void fill_environment(char **to, char *const *from)
     to[count] = NULL;
 }
 
-/* A name that is a person's command but for one verb: `nvidia-ctk hook` stands in CDI files of NVIDIA's older releases. */
+/* `nvidia-ctk` is a person's command, but `nvidia-ctk hook` stands in CDI files of NVIDIA's older releases. */
 static int is_command(const char *name, char *const *words)
 {
     if (strcmp(name, "nvidia-ctk") != 0)
         return 0;
-    while (*words)
-        if (strcmp(*words++, "hook") == 0)
-            return 0;
-    return 1;
+    while (*words && strcmp(*words, "hook") != 0)
+        words++;
+    return !*words;
 }
 
-/* Becomes the program of that name beside the entry, with all that the person set. */
-static int run_command(const char *name, char **argv, char **environment)
+/* Become the program `ctk` beside the entry, with all that the person set. */
+static int run_command(char **argv, char **environment)
 {
-    static char program[2 * PATH_BYTES];
+    static char program[PATH_BYTES + 4];
 
     memcpy(program, entry, PATH_BYTES);
-    strncpy(program + (base_name(program) - program), name, PATH_BYTES - 1);
+    strcpy(program + (base_name(program) - program), "ctk");
     execve(program, argv, environment);
     return fail("cannot start ", program, "install the package with NVIDIA's names");
 }
@@ -125,7 +124,7 @@ int main(int argc, char **argv, char **environment)
         return fail("this launcher is not installed: no interpreter is written into it", "",
                     "run `nvhook install`, or install the nvhook package");
     if (is_command(name, argv + (argc > 0)))
-        return run_command(name, argv, environment);
+        return run_command(argv, environment);
     if (!verb_of(name))
         return fail("started under a name that is no hook: ", name,
                     "let the hook's args[0] be the launcher's own name, such as nvhook-prestart");

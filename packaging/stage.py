@@ -26,7 +26,8 @@ PROGRAMS = {
     "nvhook": "hook.cli",
     "cdi": "cdi.cli",
     "ldcache": "ldcache.cli",
-    "nvidia-ctk": "hook.names.ctk",
+    # Not by the launcher's own name for it, or the two would start each other.
+    "ctk": "hook.names.ctk",
     "nvidia-container-cli": "hook.names.containercli",
 }
 # Names in /usr/bin of the companion package, each with what it leads to.

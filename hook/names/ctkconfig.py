@@ -64,7 +64,8 @@ def defaults() -> str:
     """The keys of NVIDIA's file that mean something here, each a comment with its default."""
     lines = [HEAD]
     table = ""
-    for name in sorted(config.NVIDIA, key=lambda name: ("." in name, name)):
+    # A table's keys stand together: TOML allows its head once.
+    for name in sorted(config.NVIDIA, key=lambda name: name.rpartition(".")[::2]):
         ours = config.NVIDIA[name][0]
         if ours is None or ours not in settings.DEFAULTS:
             continue

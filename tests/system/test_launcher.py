@@ -177,7 +177,7 @@ def test_nvidias_names_are_verbs(installed: Path, name: str) -> None:
 
 def test_a_persons_command_keeps_the_persons_environment(installed: Path) -> None:
     """But not where a CDI file of NVIDIA's older releases names it, in a container's environment."""
-    program = installed.parent / "nvidia-ctk"
+    program = installed.parent / "ctk"
     program.write_text('#!/bin/sh\necho "$NVIDIA_CTK_DEBUG" "$@"\n')
     program.chmod(0o755)
     env = {"NVIDIA_CTK_DEBUG": "kept"}

@@ -23,6 +23,7 @@ ENTRIES = (
     "hook.injection",
     "hook.create_container",
     "hook.runtimehook",
+    "hook.steps",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",
