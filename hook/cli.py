@@ -30,10 +30,12 @@ def parser() -> argparse.ArgumentParser:
     add_config_options(config)
     configure = verbs.add_parser("configure", help="register with docker, containerd, CRI-O or podman")
     add_configure_options(configure)
+    add_nodes_options(verbs.add_parser("nodes", help="make the driver's device nodes and their links in /dev/char"))
     verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
     add_verify_options(verify)
     install = verbs.add_parser("install", help="install the hooks for container engines")
     install.add_argument("--prefix", type=Path, default=Path("/usr/local"), help="default: /usr/local")
+    install.add_argument("--nvidia-names", action="store_true", help="the hooks by NVIDIA's names too")
     return top
 
 
@@ -98,6 +100,13 @@ def add_configure_options(verb: argparse.ArgumentParser) -> None:
     cli.add_arguments(verb)
 
 
+def add_nodes_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook nodes`."""
+    from cdi.host import devicefiles
+
+    devicefiles.add_arguments(verb)
+
+
 def add_verify_options(verb: argparse.ArgumentParser) -> None:
     """Options of `nvhook verify`."""
     from hook import verify
@@ -135,6 +144,13 @@ def run_configure(arguments: argparse.Namespace) -> int:
     return cli.run(arguments)
 
 
+def run_nodes(arguments: argparse.Namespace) -> int:
+    """`nvhook nodes`."""
+    from cdi.host import devicefiles
+
+    return devicefiles.run(arguments)
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     """`nvhook verify`."""
     from hook import verify
@@ -146,7 +162,7 @@ def run_install(arguments: argparse.Namespace) -> int:
     """`nvhook install`."""
     from hook import install
 
-    for launcher in install.install(arguments.prefix):
+    for launcher in install.install(arguments.prefix, arguments.nvidia_names):
         print(launcher)
     return 0
 
@@ -155,6 +171,7 @@ VERBS = {
     "config": run_config,
     "configure": run_configure,
     "inventory": run_inventory,
+    "nodes": run_nodes,
     "plan": run_plan,
     "verify": run_verify,
     "install": run_install,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hook.log import Log
+    from hook.namespace import Namespace
     from hook.plan import Plan
     from hook.request import Decision, Request
     from hook.selection import Selection
@@ -56,18 +57,31 @@ def inject(container: Container, host_root: str, debug: bool = False) -> list[st
 def put(container: Container, host: int, host_root: str, known: dict[str, Any], journal: Log | None) -> list[str]:
     """The same, with an inventory of the host; the log is told of it."""
     # Of no use to the runtime shim, which puts it into config.json.
-    from hook import namespace, steps
+    from hook import namespace
 
     decision, judged = decide(container, host, host_root, known)
     if journal is not None:
         journal.decision(decision)
     if judged is None:
         return decision.warnings
-    place = namespace.Namespace()
+    return apply(container, host, judged, namespace.Namespace(), decision.warnings, journal)
+
+
+def apply(
+    container: Container,
+    host: int,
+    judged: Judged,
+    place: Namespace,
+    warnings: list[str],
+    journal: Log | None = None,
+) -> list[str]:
+    """Put what was judged into a namespace; all warnings come back. Raises NvhookError, with nothing left behind."""
+    from hook import steps
+
     place.open(container)
     outside = place.outside(container)
     plan = make_plan(container, judged.selection, outside, judged.settings)
-    place.warnings += decision.warnings + judged.warnings + plan.warnings
+    place.warnings += warnings + judged.warnings + plan.warnings
     fit = judged.compatibility(plan)
     if fit is not None and fit.warning():
         place.warnings.append(fit.warning())

@@ -24,6 +24,15 @@ from ldcache.errors import NvhookError
 PACKAGES = ("ldcache", "cdi", "hook")
 MODULES = ("_cffi_backend", "pynvml")
 LAUNCHERS = ("nvhook-prestart", "nvhook-create-container", "nvhook-runtime")
+# By NVIDIA's names, for those who want them.
+NVIDIA_LAUNCHERS = (
+    "nvidia-cdi-hook",
+    "nvidia-container-runtime",
+    "nvidia-container-runtime.cdi",
+    "nvidia-container-runtime.legacy",
+    "nvidia-container-runtime-hook",
+    "nvidia-container-toolkit",
+)
 NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.c", "*.h", "_*_build.py", "bin", ".*")
 MARK_BYTES = 256
 RENAME_EXCHANGE = 2
@@ -38,11 +47,17 @@ main()
 """
 
 
-def install(prefix: Path) -> list[Path]:
+def install(prefix: Path, nvidia_names: bool = False) -> list[Path]:
     """Copy nvhook below `prefix`; the launchers' paths come back. Replaces an older copy whole.
+
+    With `nvidia_names` the launchers have NVIDIA's names besides their own.
 
     Raises NvhookError if a part is missing or the prefix can't be written.
     """
+    launcher = origin("hook").parent / "bin/launch"
+    if not launcher.is_file():
+        remedy = "a packaged or installed copy needs no `nvhook install`; in a checkout run packaging/build.py"
+        raise NvhookError(f"there is no {launcher} to install from", remedy)
     top = prefix.resolve()
     library = top / "lib/nvhook"
     beside = library.with_name(".nvhook.new")
@@ -57,7 +72,8 @@ def install(prefix: Path) -> list[Path]:
             swap(beside, library)
         finally:
             remove(beside)
-        return link_launchers(top / "bin", library)
+        names = LAUNCHERS + NVIDIA_LAUNCHERS if nvidia_names else LAUNCHERS
+        return link_launchers(top / "bin", library, names)
     except shutil.Error as error:
         # All failures of a tree, each with source, target and reason.
         source, target, reason = error.args[0][0]
@@ -186,10 +202,10 @@ def exchange(one: Path, other: Path) -> bool:
     return bool(call(*names, RENAME_EXCHANGE) == 0)
 
 
-def link_launchers(folder: Path, library: Path) -> list[Path]:
+def link_launchers(folder: Path, library: Path, names: tuple[str, ...]) -> list[Path]:
     """The names that hooks are registered under, each a link to the launcher."""
     made = []
-    for name in LAUNCHERS:
+    for name in names:
         link = folder / name
         temporary = folder / f".{name}.new"
         temporary.unlink(missing_ok=True)

@@ -46,6 +46,11 @@ class MountTable:
         places = [line.split(" ")[4] for line in self._text.split("\n") if line.count(" ") > 4]
         return [unescape(place[len(self._top) :]) for place in places if place.startswith(self._top + "/")]
 
+    def is_shared(self, mount_id: int) -> bool:
+        """Whether what is mounted on this mount is handed on to anyone, other namespaces included."""
+        found = self._lines_with(f"\n{mount_id} ")
+        return any(word.startswith("shared:") for words in found for word in words[6 : words.index("-")])
+
     def _outside(self, place: str) -> bool:
         return place != self._top and not place.startswith(self._top + "/")
 

@@ -275,7 +275,7 @@ def _missing_library(inventory: dict[str, Any], capability: str, soname: str) ->
 
 def _missing_node(capability: str, module: str) -> NvhookError:
     what = f"/dev/{module} is missing on the host; capability `{capability}` needs it"
-    return NvhookError(what, f"load the module and make its node: modprobe {module} && nvidia-modprobe -u -m")
+    return NvhookError(what, f"load {module} and make its node: nvhook nodes create --load-kmods")
 
 
 def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> None:

@@ -75,6 +75,10 @@ def dispatch(argv: list[str]) -> int:
         from hook import cdihook
 
         return cdihook.main(argv[1:] if verb == "nvidia-cdi-hook" else argv[2:])
+    if verb in ("nvidia-container-runtime-hook", "nvidia-container-toolkit"):
+        from hook import runtimehook
+
+        return runtimehook.main(argv[1:])
     if verb in ("poststart", "poststop"):
         return 0
     say(f"nvhook: error: {verb!a} is no hook\n  remedy: use prestart or create-container\n")

@@ -33,7 +33,7 @@ DEFAULT_CONFIGURATION = "/etc/ld.so.conf"
 
 def main(argv: list[str] | None = None) -> int:
     """Run `ldcache`. 0 done, 1 failed, 3 something found by `check`; argparse leaves with 2 on wrong usage."""
-    arguments = _parser().parse_args(argv)
+    arguments = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
         status = run(arguments)
@@ -48,7 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """All verbs and their options."""
     parser = argparse.ArgumentParser(prog="ldcache", description="Read and write glibc loader caches.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     show = _verb(verbs, "print", _print, "print a cache as `ldconfig -p` does", root=False)

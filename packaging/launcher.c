@@ -44,7 +44,8 @@ static const char *const allowed[] = {"XDG_RUNTIME_DIR"};
 static const char prefix[] = "nvhook-";
 
 /* NVIDIA's names, which CDI files of theirs start; the name is the verb. */
-static const char *const nvidias[] = {"nvidia-cdi-hook", "nvidia-ctk"};
+static const char *const nvidias[] = {"nvidia-cdi-hook", "nvidia-ctk", "nvidia-container-runtime-hook",
+                                      "nvidia-container-toolkit"};
 
 /* C.UTF-8 rather than C or nothing: those switch Python to its UTF-8 mode and make it set LC_CTYPE. */
 static char locale[] = "LC_ALL=C.UTF-8";
@@ -210,6 +211,27 @@ static int run_runtime(const char *name, int argc, char **argv, char **environme
     return fail("cannot start ", python, "run `nvhook install` again");
 }
 
+/* `nvidia-ctk` is a person's command, but `nvidia-ctk hook` stands in CDI files of NVIDIA's older releases. */
+static int is_command(const char *name, char *const *words)
+{
+    if (strcmp(name, "nvidia-ctk") != 0)
+        return 0;
+    while (*words && strcmp(*words, "hook") != 0)
+        words++;
+    return !*words;
+}
+
+/* Become the program `ctk` beside the entry, with all that the person set. */
+static int run_command(char **argv, char **environment)
+{
+    static char program[PATH_BYTES + 4];
+
+    memcpy(program, entry, PATH_BYTES);
+    strcpy(program + (base_name(program) - program), "ctk");
+    execve(program, argv, environment);
+    return fail("cannot start ", program, "install the package with NVIDIA's names");
+}
+
 int main(int argc, char **argv, char **environment)
 {
     static char *arguments[ARGUMENTS_MAX + 8];
@@ -223,6 +245,8 @@ int main(int argc, char **argv, char **environment)
     if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
         return fail("this launcher is not installed: no interpreter is written into it", "",
                     "run `nvhook install`, or install the nvhook package");
+    if (is_command(name, argv + (argc > 0)))
+        return run_command(argv, environment);
     if (!verb_of(name))
         return fail("started under a name that is no hook: ", name,
                     "let the hook's args[0] be the launcher's own name, such as nvhook-prestart");

@@ -46,6 +46,7 @@ OURS = {
     "hook.profile",
     "hook.request",
     "hook.requirements",
+    "hook.runtimehook",
     "hook.search",
     "hook.selection",
     "hook.start",

@@ -46,7 +46,7 @@ def read(
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The nodes that are there, and warnings about those that are not, or are not what they should be."""
     warnings: list[str] = []
-    nodes = look_all(recorder, dev, _wanted(recorder.root_fd, found), warnings)
+    nodes = look_all(recorder, dev, expected(recorder.root_fd, found), warnings)
     # Nodes of DRM come with the module nvidia-drm, which may be loaded later.
     recorder.file(dev, "/dev/dri")
     return nodes, warnings
@@ -85,7 +85,7 @@ def listing(dev: fingerprint.Base, path: str) -> list[str]:
         return []
 
 
-def _wanted(root_fd: int, found: list[gpus.Gpu]) -> list[Wanted]:
+def expected(root_fd: int, found: list[gpus.Gpu]) -> list[Wanted]:
     majors = character_majors(root_fd)
     nvidia = next((majors[name] for name in MAJOR_NAMES if name in majors), None)
     uvm = majors.get("nvidia-uvm")
@@ -138,8 +138,8 @@ def _node(dev: fingerprint.Base, wanted: Wanted) -> dict[str, Any]:
         raise ValueError(f"it is {kind}")
     major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
     if wanted.major not in (None, major) or wanted.minor not in (None, minor):
-        expected = ":".join("?" if number is None else str(number) for number in (wanted.major, wanted.minor))
-        raise ValueError(f"it is device {major}:{minor}, and the kernel says {expected}")
+        numbers = ":".join("?" if number is None else str(number) for number in (wanted.major, wanted.minor))
+        raise ValueError(f"it is device {major}:{minor}, and the kernel says {numbers}")
     return {
         "path": wanted.path,
         "host_path": dev.prefix + wanted.path,

@@ -56,9 +56,10 @@ def run(debian_root: Path, bundle: Bundle, program: str) -> subprocess.Completed
         shutil.rmtree(state, ignore_errors=True)
 
 
-def entered(debian_root: Path, bundle: Bundle, command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command in that root."""
-    folders = " ".join(sorted({str(TREE), str(bundle.folder.parent), str(bundle.root.parent)}))
+def entered(debian_root: Path, bundle: Bundle, command: list[str], *others: Path) -> subprocess.CompletedProcess[str]:
+    """Run a command in that root, which sees this tree, the bundle's and the image's folders, and `others`."""
+    places = {TREE, bundle.folder.parent, bundle.root.parent, *others}
+    folders = " ".join(sorted(map(str, places)))
     enter = ["unshare", "--mount", "--propagation", "private", "sh", "-c", ENTER, str(debian_root), folders]
     return subprocess.run(
         [*enter, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=60

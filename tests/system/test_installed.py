@@ -85,6 +85,14 @@ def test_an_interpreter_that_others_can_write_is_refused(tmp_path: Path) -> None
     assert f"others than root can write {folder}" in done.stderr
 
 
+def test_nvidias_names_are_made_where_they_are_wanted(tmp_path: Path) -> None:
+    install.install(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "bin").iterdir()) == sorted(install.LAUNCHERS)
+    made = install.install(tmp_path, nvidia_names=True)
+    assert {path.name for path in made} == {*install.LAUNCHERS, *install.NVIDIA_LAUNCHERS}
+    assert {path.resolve() for path in made} == {tmp_path / "lib/nvhook/bin/launch"}
+
+
 @pytest.mark.parametrize("name", ["nvhook", ".nvhook.new", ".nvhook.old"])
 def test_a_link_in_the_way_is_replaced_and_not_followed(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"

@@ -160,12 +160,34 @@ def test_arguments_pass_through(installed: Path) -> None:
 
 
 def test_the_name_is_the_verb(installed: Path) -> None:
-    for name in ("nvhook-prestart", "nvhook-create-container", "nvidia-cdi-hook", "nvidia-ctk"):
+    for name in ("nvhook-prestart", "nvhook-create-container", "nvidia-cdi-hook", "nvidia-container-toolkit"):
         link = installed.with_name(name)
         link.symlink_to(installed)
         assert report(start(link))["argv"][1:] == [name.removeprefix("nvhook-")]
     # argv[0] is what a runtime passes as args[0], with or without a folder.
     assert report(start("nvhook-poststop", executable=installed))["argv"][1:] == ["poststop"]
+
+
+@pytest.mark.parametrize("name", ["nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-cdi-hook"])
+def test_nvidias_names_are_verbs(installed: Path, name: str) -> None:
+    seen = report(start(name, "prestart", executable=installed, env={"LD_PRELOAD": "/nowhere"}))
+    assert seen["argv"][1:] == [name, "prestart"]
+    assert "LD_PRELOAD" not in seen["environ"]
+
+
+def test_a_persons_command_keeps_the_persons_environment(installed: Path) -> None:
+    """But not where a CDI file of NVIDIA's older releases names it, in a container's environment."""
+    program = installed.parent / "ctk"
+    program.write_text('#!/bin/sh\necho "$NVIDIA_CTK_DEBUG" "$@"\n')
+    program.chmod(0o755)
+    env = {"NVIDIA_CTK_DEBUG": "kept"}
+    assert start("nvidia-ctk", "cdi", "list", executable=installed, env=env).stdout == "kept cdi list\n"
+    for words in (["hook", "chmod"], ["--quiet", "hook"]):
+        seen = report(start("nvidia-ctk", *words, executable=installed, env=env))
+        assert seen["argv"][1:] == ["nvidia-ctk", *words]
+        assert "NVIDIA_CTK_DEBUG" not in seen["environ"]
+    program.unlink()
+    assert "cannot start" in refusal(start("nvidia-ctk", "cdi", executable=installed))
 
 
 def test_standard_input_and_the_exit_status_pass_through(installed: Path) -> None:

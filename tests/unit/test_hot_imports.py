@@ -36,6 +36,8 @@ ENTRIES = (
     # Only where a CDI file asks for it.
     "hook.params",
     "hook.profile",
+    "hook.runtimehook",
+    "hook.steps",
     # What a runtime shim uses of CDI.
     "cdi.annotations",
     "cdi.inject",

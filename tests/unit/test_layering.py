@@ -55,14 +55,16 @@ RULES = (
 READS_FILES = {"cdi.annotations", "cdi.inject", "cdi.registry"}
 
 # An applier reads the inventory; the parts of cdi.host that look at the host are for the command line alone.
+# `cdi` itself holds the version.
 READS_THE_INVENTORY = {
+    "cdi",
     "cdi.capabilities",
     "cdi.host.fingerprint",
     "cdi.host.settings",
     "cdi.host.store",
     "cdi.jsontext",
 }
-COMMAND_LINE = {"hook.cli"}
+COMMAND_LINE = {"hook.cli", "hook.names.ctkconfig"}
 
 
 def below(name: str, top: str) -> bool:

@@ -24,6 +24,7 @@ RECORDED = "tests/data/"
 # Hosts that a file may name: those of standards and projects that the text refers to.
 HOSTS_NAMED = {
     "www.apache.org",
+    "www.debian.org",
     "example.com",
     "example.org",
     "github.com",
