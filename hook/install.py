@@ -18,6 +18,7 @@ import stat
 import sys
 from pathlib import Path
 
+from hook import codefile
 from ldcache import kernel
 from ldcache.errors import NvhookError
 
@@ -119,6 +120,7 @@ def fill(folder: Path, final: Path) -> None:
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
     if not compileall.compile_dir(folder, quiet=1, invalidation_mode=mode, stripdir=folder, prependdir=final):
         raise NvhookError(f"cannot byte-compile {folder}", f"install for this Python again: {sys.version.split()[0]}")
+    codefile.write(folder, final)
     set_modes(folder)
 
 
