@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one file with the code of all hot modules, from which hook.start takes them.
+"""The one file with the code of all hot modules, from which hook.start takes them; as a program, its maker.
 
 `BIN/hot.TAG`, TAG being the interpreter's cache tag: its magic number as in a .pyc file (PEP 3147), then, marshalled, a
 dictionary of name → (is a package, its file, marshalled code). Docstrings and annotations, which nothing reads at run
@@ -59,11 +59,13 @@ def hot(library: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for package in PACKAGES:
         for path in sorted((library / package).rglob("*.py")):
-            parts = path.relative_to(library).with_suffix("").parts
-            if path.name == "__init__.py":
-                found[".".join(parts[:-1])] = path
-            elif MARK in (ast.get_docstring(ast.parse(path.read_bytes()), clean=False) or ""):
-                found[".".join(parts)] = path
+            if path.name == "__init__.py" or MARK not in (
+                ast.get_docstring(ast.parse(path.read_bytes()), clean=False) or ""
+            ):
+                continue
+            found[".".join(path.relative_to(library).with_suffix("").parts)] = path
+            for folder in path.relative_to(library).parents[:-1]:
+                found[".".join(folder.parts)] = library / folder / "__init__.py"
     # They are loaded before the file is.
     return {name: path for name, path in found.items() if name not in BEFORE}
 
@@ -81,9 +83,17 @@ def write(library: Path, final: Path) -> Path:
     for name, path in hot(library).items():
         file = str(final / path.relative_to(library))
         modules[name] = (path.name == "__init__.py", file, code(path.read_bytes(), file))
+    # Another Python's, which might return to newer modules.
+    for old in (library / "bin").glob("hot.*"):
+        old.unlink()
     target = library / "bin" / f"hot.{sys.implementation.cache_tag}"
     beside = target.with_name(f".{target.name}.new")
     beside.write_bytes(importlib.util.MAGIC_NUMBER + marshal.dumps(modules))
     beside.chmod(0o644)
     os.replace(beside, target)
     return target
+
+
+if __name__ == "__main__":
+    LIBRARY = Path(__file__).resolve().parents[1]
+    write(LIBRARY, LIBRARY)

@@ -80,4 +80,17 @@ OURS = {
 # What cffi brings along, and modules of Python written in C that need no other. `struct` and `__future__` are
 # a few lines of Python, a tenth of a millisecond each.
 COMPILED = {"_cffi_backend", "ldcache._sys", "ldcache._sys.lib"}
-BUILT_IN = {"__future__", "_json", "_signal", "_struct", "errno", "fcntl", "gc", "posix", "struct", "sys", "time"}
+BUILT_IN = {
+    "__future__",
+    "_json",
+    "_signal",
+    "_struct",
+    "errno",
+    "fcntl",
+    "gc",
+    "marshal",
+    "posix",
+    "struct",
+    "sys",
+    "time",
+}
