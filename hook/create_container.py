@@ -216,11 +216,8 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
     else:
         plan.cache_entries = []
     place.warnings += plan.warnings
+    plan.profile = minors if parts.profile else []
     todo = steps.steps(plan, container, sources(container) if plan.links else None)
-    if parts.profile and minors:
-        from hook import profile
-
-        todo.append(profile.Profile(minors))
     if parts.mask:
         todo[:0] = mask(container, place, parts, minors)
     steps.run(todo + parts.steps, place, debug_log(container) if parts.debug else None)

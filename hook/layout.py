@@ -96,6 +96,9 @@ def layout(selection: Selection, target: Target) -> Plan:
         plan.mount(socket["path"], socket["container_path"], SOCKET_OPTIONS, False)
     for node in selection.nodes:
         plan.node(node, node["role"] not in OPTIONAL_ROLES)
+    # libnvidia-container writes the profile for graphics and display, which bring EGL.
+    if any(library["soname"].startswith("libEGL_") for library in selection.libraries):
+        plan.profile = [gpu["minor"] for gpu in selection.gpus]
     plan.proc_mask = [gpu["bus_id"] for gpu in selection.gpus]
     return plan
 

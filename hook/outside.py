@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import posix
 
-from hook import files, namespace, search, steps
+from hook import files, namespace, steps
 from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
@@ -102,7 +102,7 @@ def finish(plan: Plan, container: Container) -> list[Step]:
     for step in steps.steps(plan, container):
         if isinstance(step, steps.Link):
             made.append(Link(step))
-        elif isinstance(step, (search.SearchPath, search.MuslPath, search.LoaderCache)):
+        elif not isinstance(step, (steps.Rules, steps.Mask, steps.Node, steps.Mount)):
             made.append(step)
     return made
 

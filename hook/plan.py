@@ -2,8 +2,8 @@
 """The Plan: what will be done to one container, before anything is.
 
 Hot. `edits` is a CDI containerEdits value (CDI specification, "containerEdits"); `finish` is what those
-cannot say: links, loader-cache entries, what the image's loader is told, the proc mask. Host paths are names
-below the host root.
+cannot say: links, loader-cache entries, what the image's loader is told, the proc mask, EGL's application profile. Host
+paths are names below the host root.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class Plan:
     """Edits and finish. `proc_mask` holds the bus ids left visible, or None where no mask is set; `proc_access` what
-    is left visible below /proc/driver/nvidia/capabilities.
+    is left visible below /proc/driver/nvidia/capabilities. `profile` are the minor numbers of the GPUs that EGL lists,
+    none where nothing of EGL's is brought.
 
     `optional` are the container paths of what may fail without ending the start, `covers` the links in whose
     place the library itself is mounted. `cache_needed`: without the cache the loader finds nothing of ours.
@@ -41,6 +42,7 @@ class Plan:
         "optional",
         "proc_access",
         "proc_mask",
+        "profile",
         "stale_folders",
         "warnings",
     )
@@ -56,6 +58,7 @@ class Plan:
         self.musl_folders: list[str] = []
         self.musl_path = ""
         self.optional: set[str] = set()
+        self.profile: list[int] = []
         self.stale_folders: list[str] = []
         self.warnings: list[str] = []
         self.nodes: list[dict[str, Any]] = []
@@ -113,5 +116,6 @@ class Plan:
             "search": search,
             "forward_compatibility": compat if self.compat_reason else None,
             "proc_mask": mask,
+            "application_profile": {"gpus": self.profile} if self.profile else None,
             "warnings": self.warnings,
         }

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The EGL application profile: which of the host's GPUs a container's EGL and Vulkan programs list.
 
-Hot, but only where a CDI file asks for it. The driver's EGL asks the kernel module for GPUs, whatever nodes there are;
+Hot, but only where a container gets EGL. The driver's EGL asks the kernel module for GPUs, whatever nodes there are;
 a key of its application profiles hides those whose nodes a container lacks. Name and content are what
 libnvidia-container and nvidia-cdi-hook 1.20 write; the driver's README describes the key (appendix "Application
 Profiles").
@@ -10,6 +10,7 @@ Profiles").
 from __future__ import annotations
 
 from hook import files
+from hook.namespace import creation_error
 from hook.step import Step
 
 TYPE_CHECKING = False
@@ -47,6 +48,9 @@ class Profile(Step):
             namespace.warnings.append(f"{PATH} has no bit for GPUs of minor number {BITS} and up: EGL won't list them")
         profile = f'{{"name": "_container_", "settings": ["{KEY}", {self.mask():#x}]}}'
         new = f'{{"profiles": [{profile}], "rules": [{{"pattern": [], "profile": "_container_"}}]}}\n'.encode()
-        old = files.read(namespace, PATH)
-        if old != new:
-            files.replace(namespace, PATH, old or b"", new)
+        try:
+            old = files.read(namespace, PATH)
+            if old != new:
+                files.replace(namespace, PATH, old or b"", new)
+        except OSError as error:
+            raise creation_error(error, PATH) from error

@@ -217,7 +217,9 @@ class Shim:
     def _finish(self, place: outside.Outside, plan: Plan, judged: Judged) -> None:
         """Links and the loader's files from here, or by the hook, which also makes the mask."""
         arguments: list[str] = []
-        hiding = outside.hidden(place, outside.places(plan), self._bundle.container.mounts)
+        mounts = self._bundle.container.mounts
+        self._check_profile(place, plan, mounts)
+        hiding = outside.hidden(place, outside.places(plan), mounts)
         if hiding or place.is_read_only():
             why = f"config.json mounts something on {hiding}" if hiding else "the root is read-only on the host too"
             self.reasons.append(f"a hook makes links and the loader cache: {why}")
@@ -234,6 +236,17 @@ class Shim:
             arguments.append("--proc-mask")
         if arguments:
             self._add_hook("createContainer", "nvhook-create-container", arguments)
+
+    def _check_profile(self, place: outside.Outside, plan: Plan, mounts: list[Object]) -> None:
+        """Do without EGL's profile where it would be hidden: a list with too many GPUs is no reason for a hook."""
+        if not plan.profile:
+            return
+        from hook import profile
+
+        hiding = outside.hidden(place, [root.split(profile.PATH)[0]], mounts)
+        if hiding:
+            self.warnings.append(f"left out: {profile.PATH}: config.json mounts something on {hiding}")
+            plan.profile = []
 
     # Hooks
 
@@ -292,10 +305,12 @@ def is_gpu_hook(hook: Any) -> bool:
 
 
 def finish_arguments(plan: Plan, driver: str) -> list[str]:
-    """The part of the hook of CDI files that does a Plan's links and loader cache."""
+    """The part of the hook of CDI files that does a Plan's links, loader cache and application profile."""
     arguments = ["--driver", driver]
     for link in plan.links:
         arguments += ["--link", f"{link['target']}::{link['path']}"]
     for folder in dict.fromkeys(root.split(entry["path"])[0] for entry in plan.cache_entries) or plan.musl_folders:
         arguments += ["--folder", folder]
+    if plan.profile:
+        arguments.append("--application-profile")
     return arguments

@@ -406,6 +406,11 @@ def steps(plan: Plan, container: Container, sources: dict[str, Mount] | None = N
         made.append(search.SearchPath(plan.drop_in, plan.drop_in_line))
     if plan.musl_path:
         made.append(search.MuslPath(plan.musl_path, plan.musl_folders))
+    if plan.profile:
+        # For containers with EGL alone.
+        from hook import profile
+
+        made.append(profile.Profile(plan.profile))
     # Last, so that it is newer than every folder that was changed here.
     if plan.cache_entries or plan.stale_folders or plan.compat_folder:
         made.append(search.LoaderCache([(final(entry["path"], targets), entry) for entry in plan.cache_entries], plan))

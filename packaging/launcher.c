@@ -25,7 +25,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+#ifndef SYS_openat2
+/* The same on every architecture; headers before Linux 5.6 lack it. */
+#define SYS_openat2 437
+#endif
 
 enum { PATH_BYTES = 256, ARGUMENTS_MAX = 1024 };
 
@@ -53,7 +59,10 @@ static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 
 /* With `.cdi` or `.legacy` behind them, as NVIDIA's, they force a mode. */
 static const char *const runtimes[] = {"nvhook-runtime", "nvidia-container-runtime", NULL};
-static const char state[] = "/run/nvhook/runtime.";
+static const char state[] = "run/nvhook/runtime.";
+
+/* Our own global option, which the low-level runtime must not see: the folder that stands for the host's /. */
+static const char host_root[] = "host-root";
 
 /* Global options of runc (1.0 to 1.4) and crun (1.8 to 1.24), those that take a value and those that do not. */
 static const char *const valued[] = {"log", "log-format", "log-level", "root", "criu", "rootless", "cgroup-manager", NULL};
@@ -122,25 +131,63 @@ static int has(const char *const *list, const char *text, const char *ends)
     return 0;
 }
 
-/* The runtime's verb, "" where there is none, NULL where only Python can tell. */
-static const char *find_verb(int argc, char **argv)
+/* The runtime's verb, "" where there is none, NULL where only Python can tell. `words` become argv without our own
+ * option, whose value `top` becomes. */
+static const char *find_verb(int argc, char **argv, char **words, const char **top)
 {
-    for (int i = 1; i < argc; i++) {
+    const char *verb = "";
+    int i = 1;
+
+    *words++ = argv[0];
+    for (; i < argc; i++) {
         const char *word = argv[i];
 
-        if (*word != '-')
-            return word;
+        if (*word != '-') {
+            verb = word;
+            break;
+        }
         word += word[1] == '-' ? 2 : 1;
-        if (has(valued, word, ""))
-            i++;
+        if (strcmp(word, host_root) == 0 && i + 1 < argc) {
+            *top = argv[++i];
+            continue;
+        }
+        if (strncmp(word, host_root, sizeof host_root - 1) == 0 && word[sizeof host_root - 1] == '=') {
+            *top = word + sizeof host_root;
+            continue;
+        }
+        *words++ = argv[i];
+        if (has(valued, word, "") && i + 1 < argc)
+            *words++ = argv[++i];
         else if (!has(valued, word, "=") && !has(plain, word, "="))
             return NULL;
     }
-    return "";
+    while (i < argc)
+        *words++ = argv[i++];
+    *words = NULL;
+    return verb;
+}
+
+/* The file that names the low-level runtime, -1 where there is none. A link on the way is followed on the host only:
+ * below another folder it would lead out of that. Linux 5.6. */
+static int open_state(const char *top, const char *file)
+{
+    struct {
+        unsigned long long flags, mode, resolve;
+    } how = {O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0, 0x04 /* RESOLVE_NO_SYMLINKS */};
+    int folder = open(top, O_PATH | O_DIRECTORY | O_CLOEXEC), fd;
+
+    if (folder < 0)
+        return -1;
+    if (strcmp(top, "/") == 0)
+        fd = openat(folder, file, (int)how.flags);
+    else
+        fd = syscall(SYS_openat2, folder, file, &how, sizeof how);
+    close(folder);
+    return fd;
 }
 
 /* Become the low-level runtime; return where the file that names it is absent or unsound. */
-static void pass_through(const char *name, char **argv, char **environment)
+static void pass_through(const char *name, const char *top, char **argv, char **environment)
 {
     static char runtime[4096], file[sizeof state + 64];
     struct stat status;
@@ -149,7 +196,7 @@ static void pass_through(const char *name, char **argv, char **environment)
 
     if (snprintf(file, sizeof file, "%s%s", state, name) >= (int)sizeof file)
         return;
-    fd = open(file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    fd = *top == '/' ? open_state(top, file) : -1;
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == 0 && !(status.st_mode & 022))
@@ -186,13 +233,13 @@ static char *hand_over(char *const *environment)
 /* Become the low-level runtime, or Python, which edits a container's configuration before it becomes that. */
 static int run_runtime(const char *name, int argc, char **argv, char **environment)
 {
-    const char *verb = find_verb(argc, argv);
     char **arguments = calloc(argc + 9, sizeof *arguments);
     char *clean[3 + sizeof allowed / sizeof *allowed], *handed;
+    const char *top = "/", *verb = arguments ? find_verb(argc, argv, arguments, &top) : NULL;
     int count = 0;
 
     if (verb && strcmp(verb, "create") != 0 && strcmp(verb, "run") != 0)
-        pass_through(name, argv, environment);
+        pass_through(name, top, arguments, environment);
     handed = hand_over(environment);
     if (!handed || !arguments)
         return fail("cannot keep the caller's environment: ", strerror(errno), "free memory on the host");

@@ -65,6 +65,7 @@ def inventory(gpus: int = 2) -> dict[str, Any]:
             library("libnvidia-ml", "utility", "libnvidia-ml.so.1", ("libnvidia-ml.so",)),
             library("libnvcuvid", "video", "libnvcuvid.so.1"),
             library("libGLX_nvidia", "graphics", "libGLX_nvidia.so.0", ("libGLX_indirect.so.0",)),
+            library("libEGL_nvidia", "graphics", "libEGL_nvidia.so.0"),
             library("libnvidia-glcore", "graphics", f"libnvidia-glcore.so.{VERSION}"),
             library("libnvidia-allocator", "graphics", "libnvidia-allocator.so.1", ("gbm/nvidia-drm_gbm.so",)),
             library("libnvidia-ngx", "ngx", "libnvidia-ngx.so.1"),

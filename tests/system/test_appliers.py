@@ -23,7 +23,8 @@ from tests.needs import needs_path, needs_program
 from tests.simhost import Host, SimulatedHost, build, elfwriter, gpus
 from tests.simhost.tree import ldconfig
 from tests.system import runtimes
-from tests.system.prestart import output, proc_hook
+from tests.system.prestart import output, proc_hook, visible
+from tests.system.shim import config
 from tests.system.ways import NAMES, Ways, identities
 
 pytestmark = needs_program("runc")
@@ -222,8 +223,13 @@ def test_the_mask_and_the_profile(ways: Ways) -> None:
         "profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", 2]}],
         "rules": [{"pattern": [], "profile": "_container_"}],
     }
-    masked = output(ways.prestart(ways.image("debian"), MASKED, "1", EVERYTHING)).splitlines()
-    assert lines[:-1] == masked
+    by_hook = ways.prestart(ways.image("debian"), f"{MASKED}; cat {PROFILE}", "1", EVERYTHING)
+    assert output(by_hook).splitlines() == lines
+    # The runtime makes the same file without a hook, and no mask.
+    shim = ways.shim
+    bundle = shim.bundle(f"cat {PROFILE}", env=visible("1", EVERYTHING))
+    assert shim.output(bundle) == lines[-1:]
+    assert config(bundle)["hooks"]["createContainer"] == []
 
 
 def test_all_gpus_in_the_profile(ways: Ways) -> None:
@@ -246,6 +252,48 @@ def test_no_mask(ways: Ways, part: str) -> None:
 def test_without_graphics_there_is_no_profile(ways: Ways) -> None:
     script = f"cat {PROFILE} || echo none"
     assert output(ways.file(ways.image("debian"), script, "--capabilities", "compute,utility")) == "none\n"
+    assert output(ways.prestart(ways.image("debian"), script, "all", "compute,utility")) == "none\n"
+    bundle = ways.shim.bundle(f"test -e {PROFILE} || echo none", env=visible("all", "compute,utility"))
+    assert ways.shim.output(bundle) == ["none"]
+
+
+def in_the_way(ways: Ways) -> Path:
+    """An image that has a file where the profile's folder belongs."""
+    image = ways.image("debian")
+    (image / "etc/nvidia").write_text("the image's own")
+    return image
+
+
+def test_a_start_does_without_the_profile(ways: Ways) -> None:
+    """It can't be made; the GPU is there by each way, and the runtime says why where somebody looks."""
+    script = "cat /etc/nvidia; resolve libcuda.so.1"
+    expected = ["the image's ownlibcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so.1"]
+    assert output(ways.prestart(in_the_way(ways), script, "0", EVERYTHING)).splitlines() == expected
+    assert output(ways.file(in_the_way(ways), script, devices="0")).splitlines() == expected
+    assert (
+        f"left out: cannot make {PROFILE} in the container: the image has a file where a folder belongs"
+        in ways.report.read_text()
+    )
+    shim = ways.shim
+    done = shim.run(shim.bundle(script, root=in_the_way(ways), env=visible("0", EVERYTHING)))
+    assert (done.returncode, done.stdout.splitlines()) == (0, expected)
+    assert (
+        f"left out: cannot make {PROFILE} in the container: the image has a file where a folder belongs" in done.stderr
+    )
+
+
+def test_a_volume_hides_the_profile(ways: Ways) -> None:
+    """No hook for its sake, and nothing of ours in the volume."""
+    volume = ways.folder / "volume"
+    volume.mkdir()
+    shim = ways.shim
+    bundle = shim.bundle("resolve libcuda.so.1", env=visible("0", EVERYTHING))
+    bundle.mounts = [{"destination": "/etc/nvidia", "type": "bind", "source": str(volume), "options": ["rbind", "rw"]}]
+    done = shim.run(bundle)
+    assert done.returncode == 0 and "libcuda.so.1 /usr" in done.stdout
+    assert f"left out: {PROFILE}: config.json mounts something on /etc/nvidia" in done.stderr
+    assert config(bundle)["hooks"]["createContainer"] == []
+    assert list(volume.iterdir()) == []
 
 
 @pytest.mark.parametrize(

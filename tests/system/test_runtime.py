@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from cdi import cli, spec
+from hook import install
 from tests import roots
 from tests.containers import hook
 from tests.needs import needs_path, needs_program
@@ -293,6 +294,31 @@ def test_a_whole_life(shim: Shim) -> None:
         assert shim.call(bundle, "state", bundle.name).returncode == 1
     finally:
         bundle.delete(str(shim.program))
+
+
+def test_after_create_no_python_is_started(shim: Shim, prefix: Path, tmp_path: Path) -> None:
+    """The first create of a host leaves what the launcher needs; one that has no interpreter does all the rest."""
+    for path in (shim.host.root / "run/nvhook").glob("runtime.*"):
+        path.unlink()
+    bare = tmp_path / "bare/nvhook-runtime"
+    bare.parent.mkdir()
+    shutil.copy(Path(install.origin("hook")).parent / "bin/launch", bare)
+    install.write_marks(bare, {"@PYTHON@": "/no/such/python", "@ENTRY@": "/no/such/entry"})
+    bundle = shim.bundle("sleep 60", env=visible("0"))
+    bundle.write()
+    create = shim.command(bundle, "create", "--bundle", str(bundle.folder), bundle.name)
+    null = subprocess.DEVNULL
+    try:
+        assert subprocess.run(create, stdin=null, stdout=null, stderr=null, check=False).returncode == 0
+        shim.program = bare
+        for words in ("start {}", "exec {} /bin/true", "state {}", "kill {} KILL"):
+            done = shim.call(bundle, *words.format(bundle.name).split())
+            assert (done.returncode, done.stderr) == (0, ""), words
+        done = shim.call(bundle, "delete", "--force", bundle.name)
+        assert done.returncode == 0, done.stderr
+        assert "cannot start /no/such/python" in shim.run(bundle).stderr
+    finally:
+        bundle.delete(str(prefix / "bin/nvhook-runtime"))
 
 
 @pytest.mark.parametrize("name", ["create", "run", "state"])

@@ -121,11 +121,30 @@ def test_other_verbs_pass_by(low: Low, words: str) -> None:
         "--newer value create abc",
         "--host-root /h state abc",
         "--host-root=/h state abc",
+        "--host-root / create abc",
+        "--host-root",
+        "--host-root run state abc",
         "-- create",
     ],
 )
 def test_what_python_decides(low: Low, words: str) -> None:
     assert low.call(*words.split()) == PYTHON
+
+
+@pytest.mark.parametrize("words", ["--host-root {} state abc", "--root /r -host-root={} --debug exec abc create"])
+def test_another_folder_for_the_host(low: Low, words: str) -> None:
+    """Its own file counts, and the low-level runtime never sees the option. A link in it would lead out of it."""
+    host = low.folder / "host"
+    (host / "run/nvhook").mkdir(parents=True)
+    (host / "run/nvhook/runtime.nvhook-runtime").write_text(f"{low.low}\n")
+    given = words.format(host).split()
+    assert low.call(*given, content="/bin/false\n") == "runtime"
+    expected = [word for word in given if "host" not in word]
+    assert low.report("arguments").decode().split("\0")[:-1] == [str(low.low), *expected]
+    (host / "run").rename(host / "elsewhere")
+    assert low.call(*given) == PYTHON
+    (host / "run").symlink_to("/run")
+    assert low.call(*given) == PYTHON
 
 
 @pytest.mark.parametrize(
@@ -166,11 +185,16 @@ def test_its_other_names(low: Low, name: str) -> None:
 
 
 def test_hooks_are_no_runtimes(low: Low) -> None:
-    for name in ("nvidia-container-runtime-hook", "nvhook-runtimes", "runtime"):
+    verbs = {
+        "nvidia-container-runtime-hook": "nvidia-container-runtime-hook",
+        "nvhook-runtimes": "runtimes",
+        "runtime": "",
+    }
+    for name, verb in verbs.items():
         link = low.folder / name
         link.symlink_to("bin/launch")
         done = subprocess.run([link, "state"], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout) in ((1, ""), (0, "['runtimes']")), name
+        assert (done.returncode, done.stdout) == ((0, f"['{verb}']") if verb else (1, "")), name
 
 
 # What of the caller reaches the runtime, by way of Python too

@@ -12,6 +12,7 @@ from tests.containers import Bundle, hook
 from tests.simhost import SimulatedHost
 from tests.system import cdifiles
 from tests.system.prestart import nvhook, proc_hook, reported, visible
+from tests.system.shim import Shim
 
 NAMES = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
 
@@ -34,6 +35,7 @@ class Ways:
         self.host = host
         self.numbers = itertools.count(1)
         self.report = folder / "report"
+        self.shim = Shim(prefix, host, folder / "shim")
 
     def image(self, flavour: roots.Flavour) -> Path:
         return roots.make_root(self.folder / f"image-{next(self.numbers)}", flavour)

@@ -35,6 +35,7 @@ ENTRIES = (
     "hook.cdihook",
     # Only where a CDI file asks for it.
     "hook.params",
+    # Only where a container gets EGL.
     "hook.profile",
     "hook.runtimehook",
     "hook.steps",

@@ -132,5 +132,16 @@ def test_links_beside_a_data_file() -> None:
     assert {"path": module, "target": "libglxserver_nvidia.so.580.159.04"} in plan.links
 
 
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [("graphics", {"gpus": [0]}), ("display", {"gpus": [0]}), ("compute", None), ("utility", None)],
+)
+def test_egl_lists_the_chosen_gpus(capability: str, expected: dict[str, list[int]] | None) -> None:
+    inventory = inventories.inventory(2)
+    chosen = selection.select(inventory, Request(("0",), (capability,)))
+    plan = layout.layout(chosen, layout.Target(MULTIARCH, "/usr/lib/i386-linux-gnu", "/usr/bin"))
+    assert plan.finish()["application_profile"] == expected
+
+
 def test_the_mask_shows_the_chosen_gpus() -> None:
     assert everything().finish()["proc_mask"] == {"gpus": ["0000:06:00.0"]}
