@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi import capabilities, finish, hookless, reader, replacement, spec, versions
-from cdi.host import libraries, settings, table
+from cdi.host import libraries, settings, store, table
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
@@ -146,9 +146,12 @@ def _nothing(ids: tuple[str, ...] | None) -> bool:
 def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
     """What the spec does not have although the host or a user may expect it, one line each."""
     lines = [f"GPU {fault['bus_id']} is left out: {fault['reason']}" for fault in found["faults"]]
+    undivided = {gpu["bus_id"] for gpu in store.undivided(found)}
     for gpu in _chosen_gpus(found, options.device_ids):
         mine = _mig(found, gpu)
-        if not _gpu_nodes(found, gpu, options):
+        if gpu["bus_id"] in undivided:
+            lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: it is in MIG mode and has no MIG device")
+        elif not _gpu_nodes(found, gpu, options):
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: {gpu['node']} is missing")
         elif mine:
             lines += _mig_left_out(gpu, mine, options)
@@ -227,17 +230,19 @@ class Offer:
 def _offers(inventory: dict[str, Any], gpu: dict[str, Any], options: Options) -> Iterator[Offer]:
     """What one GPU is offered as: itself or, where it is divided, its MIG devices.
 
-    On a divided GPU nothing runs but in a MIG device, whose nodes are the GPU's and both its capability nodes.
+    In MIG mode nothing runs but in a MIG device, whose nodes are the GPU's and both its capability nodes. Those of DRM
+    are for profiles that draw.
     """
     nodes = _gpu_nodes(inventory, gpu, options)
     mine = _mig(inventory, gpu)
-    if nodes and not mine:
+    if nodes and not mine and gpu not in store.undivided(inventory):
         yield Offer(gpu, str(gpu["index"]), gpu["uuid"], nodes)
     whole = [_node(node) for node in inventory["nodes"] if node["role"] == "gpu" and node["gpu"] == gpu["bus_id"]]
     for entry in mine if nodes else ():
         if entry["nodes"]:
             index = f"{gpu['index']}:{entry['index']}"
-            yield Offer(gpu, index, entry["uuid"], [*whole, *map(_node, entry["nodes"])])
+            parent = nodes if capabilities.draws(entry["profile"]) else whole
+            yield Offer(gpu, index, entry["uuid"], [*parent, *map(_node, entry["nodes"])])
 
 
 def _mig(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str, Any]]:

@@ -148,7 +148,7 @@ def judge(host: int, host_root: str, wanted: Request, known: dict[str, Any]) -> 
     NVML was asked. Raises NvhookError."""
     try:
         return Judged(known, wanted)
-    except selection.UuidsUnknown:
+    except (selection.UuidsUnknown, selection.InMigMode):
         known = store.renew(host, host_root, nvml=True)
     except requirements.FactUnknown:
         known = store.renew(host, host_root, facts=True)
