@@ -103,7 +103,9 @@ def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
         for item in inventory["libraries"]
         if item["class"] in classes and groups & {item["capability"], *item["also"]}
     ]
+    per_gpu = capabilities.gpu_roles(options.capabilities)
     return inventory | {
+        "nodes": [node for node in inventory["nodes"] if node["gpu"] is None or node["role"] in per_gpu],
         "gpus": _chosen_gpus(inventory, options.device_ids),
         "libraries": brought,
         "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
@@ -265,7 +267,13 @@ def _gpu_nodes(inventory: dict[str, Any], gpu: dict[str, Any], options: Options)
     """The nodes of one GPU; none if its own is not there, for a DRM node alone is of no use."""
     roles = capabilities.gpu_roles(options.capabilities)
     found = [node for node in inventory["nodes"] if node["role"] in roles and node["gpu"] == gpu["bus_id"]]
-    return [_node(node) for node in found] if any(node["role"] == "gpu" for node in found) else []
+    if not any(node["role"] == "gpu" for node in found):
+        return []
+    made = [_node(node) for node in found]
+    if options.layout:
+        # Without a hook nobody makes links to them: what these lead to has their names.
+        made += [_node(node | {"path": link}) for node in found for link in node.get("links", ())]
+    return made
 
 
 def nodes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -162,6 +162,7 @@ def _management(root_fd: int, found: dict[str, Any], hook_path: str) -> tuple[di
     # It is there to see all GPUs.
     options = generate.Options(parts=tuple(part for part in finish.PARTS if part != "proc-mask"))
     plain = generate.chosen(found, options)
+    plain["nodes"] = [node for node in plain["nodes"] if node["role"] != "drm"]
     plain["files"] = [item for item in plain["files"] if item["capability"] != "graphics"]
     edits = generate.common(plain, hook_path, options)
     # All nodes stand with the device, so that each is there once.

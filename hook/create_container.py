@@ -54,6 +54,7 @@ class Parts:
         "host_root",
         "links",
         "mask",
+        "node_links",
         "profile",
         "requirements",
         "sonames",
@@ -72,6 +73,7 @@ class Parts:
         self.host_root = "/"
         self.links: list[tuple[str, str]] = []
         self.mask = False
+        self.node_links: list[tuple[str, str]] = []
         self.profile = False
         self.requirements = ""
         self.sonames = False
@@ -95,6 +97,8 @@ def read_parts(argv: list[str]) -> Parts:
         target, separator, path = value.partition("::")
         if option == "--link" and separator and path.startswith("/"):
             parts.links.append((path, target))
+        elif option == "--node-link" and target.startswith("../") and path.startswith("/dev/"):
+            parts.node_links.append((path, target))
         elif option == "--folder" and value.startswith("/"):
             parts.folders.append(value.rstrip("/") or "/")
         elif option == "--driver" and value:
@@ -209,6 +213,10 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
         require(container, parts, minors, place)
     for path, target in parts.links:
         plan.link(path, target)
+    for path, target in parts.node_links:
+        # A file names those of all its GPUs.
+        if root.exists(place.base, steps.final(path, {path: target})):
+            plan.node_links.append({"path": path, "target": target})
     for folder in parts.folders:
         libraries(container, place, plan, folder, parts.sonames)
     if parts.cache:
