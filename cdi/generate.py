@@ -38,7 +38,8 @@ NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
 class Options:
     """What a spec is to have. `layout` is one of hookless.LAYOUTS for a spec without a hook, else None; `parts` some of
     finish.PARTS. `device_ids` are indexes, UUIDs or bus ids, or one of `all` and `none`; None means all. With
-    `numa` the devices carry their NUMA node in an annotation, which needs version 0.6.0."""
+    `numa` the devices carry their NUMA node in an annotation, which needs version 0.6.0; without `sockets` there is
+    none, nor the MPS folder."""
 
     layout: str | None = None
     parts: tuple[str, ...] = finish.PARTS
@@ -48,6 +49,7 @@ class Options:
     all_device: bool = True
     kind: str = KIND
     numa: bool = False
+    sockets: bool = True
 
 
 DEFAULTS = Options()
@@ -110,7 +112,9 @@ def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
         "libraries": brought,
         "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
         "files": [item for item in inventory["files"] if item["capability"] in groups],
-        "sockets": [item for item in inventory["sockets"] if item["capability"] in options.capabilities],
+        "sockets": [
+            item for item in inventory["sockets"] if options.sockets and item["capability"] in options.capabilities
+        ],
     }
 
 

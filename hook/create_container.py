@@ -38,14 +38,18 @@ class Parts:
     """What a file asks its hook to do. Without a driver's version there is neither forward compatibility nor a
     requirement.
 
-    `gpus` has bus id, compute capability and brand by minor number, "" for what the file does not tell.
-    `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's soname, and without
-    `cache` nothing else is done about the folders. `steps` are done last; `debug` is the log on stderr.
+    `compat_cuda` is the host's CUDA version where that stands for a driver's, `compat_folder` where the image has newer
+    libraries, "" meaning the usual place. `gpus` has bus id, compute capability and brand by minor number, "" for what
+    the file does not tell. `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's
+    soname, and without `cache` nothing else is done about the folders. `steps` are done last; `debug` is the log on
+    stderr.
     """
 
     __slots__ = (
         "cache",
         "compat",
+        "compat_cuda",
+        "compat_folder",
         "cuda",
         "debug",
         "driver",
@@ -65,6 +69,8 @@ class Parts:
     def __init__(self) -> None:
         self.cache = True
         self.compat = True
+        self.compat_cuda = ""
+        self.compat_folder = ""
         self.cuda = ""
         self.debug = False
         self.driver = ""
@@ -103,6 +109,10 @@ def read_parts(argv: list[str]) -> Parts:
             parts.folders.append(value.rstrip("/") or "/")
         elif option == "--driver" and value:
             parts.driver = value
+        elif option == "--compat-cuda" and value:
+            parts.compat_cuda = value
+        elif option == "--compat-folder" and value.startswith("/"):
+            parts.compat_folder = value
         elif option == "--cuda" and value:
             parts.cuda = value
         elif option == "--gpu" and read_gpu(parts, value):
@@ -236,12 +246,12 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
 
 def search(container: Container, place: namespace.Namespace, plan: Plan, parts: Parts) -> None:
     """What the image's loader must be told."""
-    wanted = parts.driver and parts.compat
+    wanted = parts.compat and (parts.driver or parts.compat_cuda)
     if not parts.folders and not wanted:
         return
     facts = loader.probe(place.base)
     if facts.glibc and wanted:
-        loader.forward(plan, place.base, parts.driver)
+        loader.forward(plan, place.base, parts.driver, parts.compat_cuda, parts.compat_folder)
     if not parts.folders and not plan.compat_folder:
         return
     paths = [str(mount.get("destination", "")) for mount in container.mounts]

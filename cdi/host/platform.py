@@ -30,12 +30,16 @@ VGPU_MODULE = f"{fingerprint.MODULE_FOLDER}/nvidia_vgpu_vfio"
 @dataclass(slots=True)
 class Parts:
     """What a machine without an inventory has for containers, at the same paths inside and outside but for `mounts`,
-    which has host path and container path. `links` are (target, place); `folders` those of the libraries."""
+    which has host path and container path. `links` are (target, place); `folders` those of the libraries.
+    `cuda` is the driver's CUDA version, `compat_folder` where images have newer libraries for just this machine; each
+    "" where there is none."""
 
     nodes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[tuple[str, str]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    cuda: str = ""
+    compat_folder: str = ""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -45,7 +49,7 @@ def detect(root_fd: int) -> str:
         return "wsl"
     tegra = root.exists(root_fd, TEGRA_RELEASE) or fingerprint.text(root_fd, SOC_FAMILY).startswith("tegra")
     loaded = bool(fingerprint.text(root_fd, fingerprint.VERSION_FILE))
-    if (tegra and not loaded) or any(name in model for model in _models(root_fd) for name in INTEGRATED):
+    if (tegra and not loaded) or any(map(is_integrated, _models(root_fd))):
         return "csv"
     return "nvml"
 
@@ -60,6 +64,11 @@ def _models(root_fd: int) -> list[str]:
             continue
         found.append(gpus.parse_information(text).get("Model", ""))
     return found
+
+
+def is_integrated(model: str) -> bool:
+    """Whether a GPU of that name is a part of a Tegra."""
+    return any(name in model for name in INTEGRATED)
 
 
 def refuse(root_fd: int) -> None:
