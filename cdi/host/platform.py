@@ -82,7 +82,8 @@ def refuse(root_fd: int) -> None:
     if mode != "nvml":
         name = {"wsl": "WSL", "csv": "Tegra"}[mode]
         what = f"this is {name}, where no module tells of GPUs in /proc/driver/nvidia: there is no inventory of it"
-        raise NvhookError(what, f"use an engine that reads CDI files, and `cdi generate --mode {mode}`")
+        how = 'an engine that reads CDI files, or nvhook-runtime with `mode = "cdi"` below `[runtime]`'
+        raise NvhookError(what, f"`cdi generate --mode {mode} --output /var/run/cdi/nvidia.yaml`, and {how}")
 
 
 def node(root_fd: int, path: str) -> dict[str, Any] | None:
