@@ -190,5 +190,8 @@ def make_steps(plan: Plan, container: Container, configured: dict[str, Any]) -> 
     """The Plan's steps, less those that the configuration leaves to others."""
     from hook import steps
 
+    if configured["prestart.no-devbind"]:
+        plan.node_links = []
     made = steps.steps(plan, container)
-    return [step for step in made if not (configured["prestart.no-cgroups"] and isinstance(step, steps.Rules))]
+    left = {"prestart.no-cgroups": steps.Rules, "prestart.no-devbind": steps.Node}
+    return [step for step in made if not any(configured[key] and isinstance(step, left[key]) for key in left)]
