@@ -40,6 +40,12 @@ def gpu_roles(capabilities: tuple[str, ...]) -> tuple[str, ...]:
     return ("gpu", "drm") if any(name in DRM for name in capabilities) else ("gpu",)
 
 
+def draws(profile: str | None) -> bool:
+    """Whether a MIG device of that profile draws: one in whose name there is `+gfx`. Without it, or where NVML has not
+    told the profile, it has no use for DRM nodes."""
+    return "+gfx" in (profile or "")
+
+
 def classes(capabilities: tuple[str, ...]) -> tuple[int, ...]:
     """ELF classes of the libraries."""
     return (32, 64) if "compat32" in capabilities else (64,)

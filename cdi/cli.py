@@ -163,12 +163,14 @@ def check_transform(top: argparse.ArgumentParser, arguments: argparse.Namespace)
 
 def run_generate(arguments: argparse.Namespace) -> int:
     """`cdi generate`. Raises NvhookError."""
-    from cdi import ceiling, generate, replacement, spec
+    from cdi import ceiling, content, generate, replacement, spec
 
     output = arguments.output
     hook_path = "" if arguments.no_hooks else arguments.hook_path or find_hook()
     whole, said = of_this_host(arguments, hook_path)
-    made, dropped = ceiling.fit(ceiling.add_groups(whole), arguments.spec_version_max)
+    if "no-additional-gids-for-device-nodes" not in content.flags(arguments):
+        whole = ceiling.add_groups(whole)
+    made, dropped = ceiling.fit(whole, arguments.spec_version_max)
     warn(said + dropped)
     try:
         # JSON is YAML, and `cdi check` reads it without the YAML library.
@@ -196,7 +198,7 @@ def of_this_host(arguments: argparse.Namespace, hook_path: str) -> tuple[dict[st
     if mode != "nvml":
         if wanted.layout:
             raise NvhookError(f"--no-hooks is not for the mode {mode}", "leave it away: its hook makes the links")
-        return modes.make(mode, options, hook_path, tuple(arguments.csv_files), tuple(arguments.csv_ignored))
+        return modes.make(mode, options, hook_path, modes.lists_of(arguments), wanted.parts)
     found, _ = inventory.current(options)
     made = generate.make(found, hook_path, wanted)
     if arguments.strict:

@@ -8,6 +8,15 @@ import argparse
 from cdi import ceiling, finish, generate, hookless, names, versions
 from cdi.host import settings
 
+# nvidia-ctk's feature flags that mean something here; sandboxutils is not asked in any case.
+FLAGS = (
+    "disable-ipc-discoverer",
+    "disable-multiple-csv-devices",
+    "disable-nvsandboxutils",
+    "disable-nvsandbox-utils",
+    "no-additional-gids-for-device-nodes",
+)
+
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
     """The options."""
@@ -27,6 +36,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     several("--capabilities", "NAMES", "of NVIDIA_DRIVER_CAPABILITIES; default: all but compat32")
     several("--device-name-strategy", "HOW", f"{', '.join(generate.STRATEGIES)}; default: index and uuid")
     several("--device-id", "ID", "an index, UUID or bus id, `all` or `none`; default: all", "--device-ids", "--device")
+    several("--feature-flag", "NAME", f"of nvidia-ctk's: {', '.join(FLAGS)}", "--feature-flags")
     verb.add_argument("--no-all-device", action="store_true", help="no device `all`")
     verb.add_argument("--vendor", "--cdi-vendor", default="nvidia.com", help="default: nvidia.com")
     verb.add_argument("--class", "--cdi-class", default="gpu", dest="device_class", help="default: gpu")
@@ -39,6 +49,11 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         "node, from 0.7.0 on containers are given the groups of nodes that not everybody may open; default: "
         f"{ceiling.DEFAULT}, which podman 4 reads",
     )
+
+
+def flags(arguments: argparse.Namespace) -> set[str]:
+    """The feature flags that the arguments name."""
+    return {item for value in arguments.feature_flag for part in value.split(",") if (item := part.strip())}
 
 
 def options_of(arguments: argparse.Namespace) -> generate.Options:
@@ -64,6 +79,7 @@ def options_of(arguments: argparse.Namespace) -> generate.Options:
     granted = known("--capabilities", items(arguments.capabilities), (*settings.CAPABILITIES, "all"))
     if not granted or "all" in granted:
         granted = tuple(dict.fromkeys([*generate.CAPABILITIES, *(name for name in granted if name == "compat32")]))
+    known("--feature-flag", sorted(flags(arguments)), FLAGS)
     strategies = known("--device-name-strategy", items(arguments.device_name_strategy), generate.STRATEGIES)
     return generate.Options(
         layout=(arguments.layout or "both") if arguments.no_hooks else None,
@@ -73,5 +89,6 @@ def options_of(arguments: argparse.Namespace) -> generate.Options:
         device_ids=tuple(items(arguments.device_id)) or None,
         all_device=not arguments.no_all_device,
         kind=kind,
+        sockets="disable-ipc-discoverer" not in flags(arguments),
         numa=versions.KNOWN.index(arguments.spec_version_max) >= versions.KNOWN.index("0.6.0"),
     )

@@ -50,6 +50,7 @@ def hook(inventory: dict[str, Any], hook_path: str, parts: tuple[str, ...]) -> l
     if "links" in parts:
         for target, link in links(inventory):
             arguments += ["--link", f"{target}::{link}"]
+        arguments += [word for text in node_links(inventory) for word in ("--node-link", text)]
     if "loader-cache" in parts:
         for folder in dict.fromkeys(library["folder"] for library in inventory["libraries"]):
             arguments += ["--folder", folder]
@@ -98,6 +99,13 @@ def links(inventory: dict[str, Any]) -> list[tuple[str, str]]:
         for name in item["links"]:
             made.setdefault(f"{folder}/{name}", own)
     return [(target, place) for place, target in made.items()]
+
+
+def node_links(inventory: dict[str, Any]) -> list[str]:
+    """`TARGET::LINK` of each link to a node that the file may bring; the hook makes those whose node has come."""
+    mine = {gpu["bus_id"] for gpu in inventory["gpus"]}
+    nodes = [node for node in inventory["nodes"] if node["gpu"] in mine]
+    return [f"../{node['path'].rpartition('/')[2]}::{link}" for node in nodes for link in node.get("links", ())]
 
 
 def inside(library: dict[str, Any], name: str) -> str:

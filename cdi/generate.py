@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi import capabilities, finish, hookless, reader, replacement, spec, versions
-from cdi.host import libraries, settings, table
+from cdi.host import libraries, settings, store, table
 from ldcache.errors import NvhookError
 
 KIND = "nvidia.com/gpu"
@@ -38,7 +38,8 @@ NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
 class Options:
     """What a spec is to have. `layout` is one of hookless.LAYOUTS for a spec without a hook, else None; `parts` some of
     finish.PARTS. `device_ids` are indexes, UUIDs or bus ids, or one of `all` and `none`; None means all. With
-    `numa` the devices carry their NUMA node in an annotation, which needs version 0.6.0."""
+    `numa` the devices carry their NUMA node in an annotation, which needs version 0.6.0; without `sockets` there is
+    none, nor the MPS folder."""
 
     layout: str | None = None
     parts: tuple[str, ...] = finish.PARTS
@@ -48,6 +49,7 @@ class Options:
     all_device: bool = True
     kind: str = KIND
     numa: bool = False
+    sockets: bool = True
 
 
 DEFAULTS = Options()
@@ -103,12 +105,16 @@ def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
         for item in inventory["libraries"]
         if item["class"] in classes and groups & {item["capability"], *item["also"]}
     ]
+    per_gpu = capabilities.gpu_roles(options.capabilities)
     return inventory | {
+        "nodes": [node for node in inventory["nodes"] if node["gpu"] is None or node["role"] in per_gpu],
         "gpus": _chosen_gpus(inventory, options.device_ids),
         "libraries": brought,
         "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
         "files": [item for item in inventory["files"] if item["capability"] in groups],
-        "sockets": [item for item in inventory["sockets"] if item["capability"] in options.capabilities],
+        "sockets": [
+            item for item in inventory["sockets"] if options.sockets and item["capability"] in options.capabilities
+        ],
     }
 
 
@@ -146,9 +152,12 @@ def _nothing(ids: tuple[str, ...] | None) -> bool:
 def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
     """What the spec does not have although the host or a user may expect it, one line each."""
     lines = [f"GPU {fault['bus_id']} is left out: {fault['reason']}" for fault in found["faults"]]
+    undivided = {gpu["bus_id"] for gpu in store.undivided(found)}
     for gpu in _chosen_gpus(found, options.device_ids):
         mine = _mig(found, gpu)
-        if not _gpu_nodes(found, gpu, options):
+        if gpu["bus_id"] in undivided:
+            lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: it is in MIG mode and has no MIG device")
+        elif not _gpu_nodes(found, gpu, options):
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: {gpu['node']} is missing")
         elif mine:
             lines += _mig_left_out(gpu, mine, options)
@@ -227,17 +236,19 @@ class Offer:
 def _offers(inventory: dict[str, Any], gpu: dict[str, Any], options: Options) -> Iterator[Offer]:
     """What one GPU is offered as: itself or, where it is divided, its MIG devices.
 
-    On a divided GPU nothing runs but in a MIG device, whose nodes are the GPU's and both its capability nodes.
+    In MIG mode nothing runs but in a MIG device, whose nodes are the GPU's and both its capability nodes. Those of DRM
+    are for profiles that draw.
     """
     nodes = _gpu_nodes(inventory, gpu, options)
     mine = _mig(inventory, gpu)
-    if nodes and not mine:
+    if nodes and not mine and gpu not in store.undivided(inventory):
         yield Offer(gpu, str(gpu["index"]), gpu["uuid"], nodes)
     whole = [_node(node) for node in inventory["nodes"] if node["role"] == "gpu" and node["gpu"] == gpu["bus_id"]]
     for entry in mine if nodes else ():
         if entry["nodes"]:
             index = f"{gpu['index']}:{entry['index']}"
-            yield Offer(gpu, index, entry["uuid"], [*whole, *map(_node, entry["nodes"])])
+            parent = nodes if capabilities.draws(entry["profile"]) else whole
+            yield Offer(gpu, index, entry["uuid"], [*parent, *map(_node, entry["nodes"])])
 
 
 def _mig(inventory: dict[str, Any], gpu: dict[str, Any]) -> list[dict[str, Any]]:
@@ -260,7 +271,13 @@ def _gpu_nodes(inventory: dict[str, Any], gpu: dict[str, Any], options: Options)
     """The nodes of one GPU; none if its own is not there, for a DRM node alone is of no use."""
     roles = capabilities.gpu_roles(options.capabilities)
     found = [node for node in inventory["nodes"] if node["role"] in roles and node["gpu"] == gpu["bus_id"]]
-    return [_node(node) for node in found] if any(node["role"] == "gpu" for node in found) else []
+    if not any(node["role"] == "gpu" for node in found):
+        return []
+    made = [_node(node) for node in found]
+    if options.layout:
+        # Without a hook nobody makes links to them: what these lead to has their names.
+        made += [_node(node | {"path": link}) for node in found for link in node.get("links", ())]
+    return made
 
 
 def nodes(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:

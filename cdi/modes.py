@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from dataclasses import dataclass
 from typing import Any
 
-from cdi import finish, generate, spec, versions
-from cdi.host import gates, imex, inventory, platform, tegra, wsl
+from cdi import content, finish, generate, spec, versions
+from cdi.host import fingerprint, gates, imex, inventory, platform, tegra, wsl
 from cdi.host.store import Options
 from ldcache import root
 from ldcache.errors import NvhookError
@@ -55,6 +56,34 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
         metavar="GLOB",
         help="csv: links to leave out, **/NAME in any folder; may be repeated",
     )
+    add(
+        "--csv.compat-container-root",
+        dest="csv_compat",
+        type=inventory.host_path,
+        metavar="DIR",
+        help=f"csv: where images have a newer libcuda; default: on Orin {tegra.ORIN_FOLDER}, else CUDA's usual folder",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """What the mode csv is told: lists instead of the usual ones, patterns of links to leave out, where images have a
+    newer libcuda ("" for the usual place), and whether a discrete GPU beside Tegra's own is offered."""
+
+    files: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    compat_folder: str = ""
+    pair: bool = True
+
+
+def lists_of(arguments: argparse.Namespace) -> Lists:
+    """The same, by the arguments."""
+    return Lists(
+        tuple(arguments.csv_files),
+        tuple(arguments.csv_ignored),
+        arguments.csv_compat or "",
+        "disable-multiple-csv-devices" not in content.flags(arguments),
+    )
 
 
 def resolve(mode: str, options: Options) -> str:
@@ -69,9 +98,13 @@ def resolve(mode: str, options: Options) -> str:
 
 
 def make(
-    mode: str, options: Options, hook_path: str, csv_files: tuple[str, ...] = (), ignored: tuple[str, ...] = ()
+    mode: str,
+    options: Options,
+    hook_path: str,
+    lists: Lists = Lists(),
+    hook_parts: tuple[str, ...] = finish.PARTS,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The spec of all modes but nvml, and warnings. Raises NvhookError."""
+    """The spec of all modes but nvml, and warnings. `hook_parts` are some of finish.PARTS. Raises NvhookError."""
     if mode == "imex":
         return _imex(_kernels(options))
     if mode in GATES:
@@ -80,34 +113,66 @@ def make(
     try:
         if mode == "management":
             return _management(root_fd, _kernels(options), hook_path)
-        parts = wsl.read(root_fd) if mode == "wsl" else tegra.read(root_fd, csv_files, ignored)
+        parts = wsl.read(root_fd) if mode == "wsl" else tegra.read(root_fd, lists.files, lists.ignored)
+        second = _discrete(root_fd, options, parts) if mode == "csv" and lists.pair else []
+        own = _integrated(root_fd, parts.nodes) if second else parts.nodes
     finally:
         os.close(root_fd)
-    # Tegra's users ask for 0 or for all; of WSL's GPUs none can be chosen, /dev/dxg has them all.
-    names = ("all",) if mode == "wsl" else ("0", "all")
+    parts.compat_folder = lists.compat_folder or parts.compat_folder
     mounts = [_mount(host_path, place) for host_path, place in parts.mounts]
-    edits = {"env": generate.ENV, "hooks": _hook(parts, hook_path), "mounts": mounts}
-    return _spec(generate.KIND, names, parts.nodes, edits), parts.warnings
+    edits = {"env": generate.ENV, "hooks": _hook(parts, hook_path, hook_parts), "mounts": mounts}
+    # Tegra's users ask for 0 or for all; of WSL's GPUs none can be chosen, /dev/dxg has them all.
+    devices = {} if mode == "wsl" else {"0": own} | ({"1": second} if second else {})
+    devices["all"] = own + [node for node in second if node["path"] not in {one["path"] for one in own}]
+    return _spec(generate.KIND, devices, edits), parts.warnings
+
+
+def _discrete(root_fd: int, options: Options, parts: platform.Parts) -> list[dict[str, Any]]:
+    """The nodes of a discrete GPU beside Thor's own, with those of the driver, which both have; none where there is no
+    such pair. Thor has the ordinary module, and so its GPUs stand in /proc. Any other set of GPUs has a warning."""
+    if not fingerprint.text(root_fd, fingerprint.VERSION_FILE):
+        return []
+    found = _kernels(options)
+    cards = found["gpus"]
+    if len(cards) < 2:
+        return []
+    if [platform.is_integrated(card["name"]) for card in cards] != [True, False]:
+        shown = ", ".join(card["name"] for card in cards)
+        parts.warnings.append(f"only what the lists name is offered, for GPUs are not a Tegra's and one more: {shown}")
+        return []
+    roles = ("control", "uvm", "uvm-tools", "modeset", "gpu", "drm")
+    mine = (None, cards[1]["bus_id"])
+    return generate.nodes([node for node in found["nodes"] if node["role"] in roles and node["gpu"] in mine])
+
+
+def _integrated(root_fd: int, nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Thor's own nodes where a discrete GPU has the minor 1, which the lists give to Thor's second one: that is 2."""
+    moved = platform.node(root_fd, "/dev/nvidia2")
+    return [node for node in nodes if node["path"] not in ("/dev/nvidia1", "/dev/nvidia2")] + ([moved] if moved else [])
 
 
 def _mount(host_path: str, container_path: str) -> dict[str, Any]:
     return {"hostPath": host_path, "containerPath": container_path, "options": generate.FILE_OPTIONS}
 
 
-def _hook(parts: platform.Parts, hook_path: str) -> list[dict[str, Any]]:
+def _hook(parts: platform.Parts, hook_path: str, wanted: tuple[str, ...]) -> list[dict[str, Any]]:
     arguments = [finish.HOOK_NAME]
-    for target, place in parts.links:
+    for target, place in parts.links if "links" in wanted else ():
         arguments += ["--link", f"{target}::{place}"]
-    for folder in parts.folders:
+    for folder in parts.folders if "loader-cache" in wanted else ():
         arguments += ["--folder", folder]
+    if parts.cuda and "forward-compatibility" in wanted:
+        arguments += ["--compat-cuda", parts.cuda]
+        arguments += ["--compat-folder", parts.compat_folder] if parts.compat_folder else []
     entry = {"hookName": "createContainer", "path": hook_path, "args": arguments, "env": finish.HOOK_ENV}
     return [entry] if len(arguments) > 1 else []
 
 
-def _spec(kind: str, names: tuple[str, ...], nodes: list[dict[str, Any]], edits: dict[str, Any]) -> dict[str, Any]:
+def _spec(kind: str, devices: dict[str, list[dict[str, Any]]], edits: dict[str, Any]) -> dict[str, Any]:
     # Parents first, as readers sort them.
     edits["mounts"].sort(key=lambda mount: (mount["containerPath"].count("/"), mount["containerPath"]))
-    return _whole(kind, [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name in names], edits)
+    named = [{"name": name, "containerEdits": {"deviceNodes": nodes}} for name, nodes in devices.items()]
+    return _whole(kind, named, edits)
 
 
 def _whole(kind: str, devices: list[dict[str, Any]], edits: dict[str, Any]) -> dict[str, Any]:
@@ -147,7 +212,7 @@ def _gate(mode: str, found: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         raise NvhookError(what, "load the module that makes them")
     nodes = generate.nodes(gate["nodes"])
     mounts = [_mount(item["path"], item["container_path"]) for item in gate["files"]]
-    return _spec(f"nvidia.com/{mode}", ("all",), nodes, {"env": generate.ENV, "mounts": mounts}), found["warnings"]
+    return _spec(f"nvidia.com/{mode}", {"all": nodes}, {"env": generate.ENV, "mounts": mounts}), found["warnings"]
 
 
 def _pattern(mode: str) -> list[str]:
@@ -162,10 +227,11 @@ def _management(root_fd: int, found: dict[str, Any], hook_path: str) -> tuple[di
     # It is there to see all GPUs.
     options = generate.Options(parts=tuple(part for part in finish.PARTS if part != "proc-mask"))
     plain = generate.chosen(found, options)
+    plain["nodes"] = [node for node in plain["nodes"] if node["role"] != "drm"]
     plain["files"] = [item for item in plain["files"] if item["capability"] != "graphics"]
     edits = generate.common(plain, hook_path, options)
     # All nodes stand with the device, so that each is there once.
-    return _spec(MANAGEMENT_KIND, ("all",), nodes, edits | {"deviceNodes": []}), found["warnings"]
+    return _spec(MANAGEMENT_KIND, {"all": nodes}, edits | {"deviceNodes": []}), found["warnings"]
 
 
 def management_nodes(root_fd: int, prefix: str) -> list[dict[str, Any]]:

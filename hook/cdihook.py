@@ -91,11 +91,12 @@ def run(verb: str, values: dict[str, list[str]], container: Container) -> None:
         parts.folders = [absolute(folder) for folder in dict.fromkeys(values.get("--folder", []))]
         parts.sonames = True
         parts.cache = verb == "update-ldcache"
-        parts.driver = driver_version(container) if parts.cache else ""
+        if parts.cache:
+            compatibility(parts, peer_values(container))
     elif verb in COMPAT:
         if any(words[:1] == ["update-ldcache"] for words in peers(container)):
             return
-        parts.driver = (values.get("--host-driver-version") or [""])[-1]
+        compatibility(parts, values)
     elif verb == "update-application-profile":
         parts.profile = True
     elif verb == "chmod":
@@ -141,13 +142,22 @@ def peers(container: Container) -> list[list[str]]:
     return found
 
 
-def driver_version(container: Container) -> str:
-    """The host's driver version as `enable-cuda-compat` is told it, "" where there is no such hook."""
+def peer_values(container: Container) -> dict[str, list[str]]:
+    """What `enable-cuda-compat` is told, nothing where there is no such hook."""
+    told: dict[str, list[str]] = {}
     for words in peers(container):
         if words[:1] and words[0] in COMPAT:
-            told = [value for option, value in pairs([*map(long, words[1:])]) if option == "--host-driver-version"]
-            return told[-1] if told else ""
-    return ""
+            for option, value in pairs([*map(long, words[1:])]):
+                told.setdefault(option, []).append(value)
+            break
+    return told
+
+
+def compatibility(parts: Parts, values: dict[str, list[str]]) -> None:
+    """What forward compatibility is judged by."""
+    driver, cuda, folder = ((values.get(option) or [""])[-1] for option in VERBS[COMPAT[0]])
+    parts.driver, parts.compat_cuda = driver, cuda
+    parts.compat_folder = absolute(folder) if folder else ""
 
 
 class Mode(Step):

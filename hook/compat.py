@@ -4,7 +4,8 @@
 Hot. Images bring it in /usr/local/cuda/compat. It is never mounted and nothing of it is: that folder goes first
 in the loader's cache, or it does not. What decides is the note that NVIDIA puts into the library (section
 `.note.cuda.fwd_compatibility`: JSON that lists the driver branches it works on, as nvidia-cdi-hook 1.20 reads
-it), and version numbers compared as numbers. Libraries from before the note: the greater branch decides.
+it), and version numbers compared as numbers. Libraries from before the note: the greater branch decides. Tegra's driver
+has no such number; there the CUDA version of the note is compared with the host's, as nvidia-cdi-hook does.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ NOTE_MAX = 1 << 16
 NAMES_MAX = 4096
 PARTS_MAX = 4
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
 
 class Compat:
     """The decision. `folder` is the container's, free of links, where it is `used`; `reason` says why or why not, ""
@@ -37,39 +43,44 @@ class Compat:
         self.warnings: list[str] = []
 
 
-def decide(base: int, driver: str) -> Compat:
-    """Look into the image whose root `base` is open on, for a host driver of that version. Never raises."""
+def decide(base: int, driver: str, cuda: str = "", place: str = FOLDER) -> Compat:
+    """Look into the folder `place` of the image whose root `base` is open on, for a host driver of that version, or, ""
+    being its version, of that CUDA version. Never raises."""
     made = Compat()
     try:
-        names = sorted(root.names(base, FOLDER, NAMES_MAX))
+        names = sorted(root.names(base, place, NAMES_MAX))
     except OSError:
         return made
     found = []
     for name in names:
         text = name[len(STEM) :]
-        if not name.startswith(STEM) or text.isdigit() or not is_plain(base, f"{FOLDER}/{name}"):
+        if not name.startswith(STEM) or text.isdigit() or not is_plain(base, f"{place}/{name}"):
             continue
         if version(text) is None:
-            made.warnings.append(f"{FOLDER}/{name} of the image is ignored: its name ends in no version")
+            made.warnings.append(f"{place}/{name} of the image is ignored: its name ends in no version")
         else:
             found.append(text)
     if len(found) > 1:
-        made.reason = f"{FOLDER} holds several versions: {', '.join(found)}"
+        made.reason = f"{place} holds several versions: {', '.join(found)}"
         made.warnings.append(f"forward compatibility is off: {made.reason}")
     elif found:
         made.version = found[0]
-        made.used, made.reason = judge(base, f"{FOLDER}/{STEM}{found[0]}", found[0], driver, made.warnings)
+        path = f"{place}/{STEM}{found[0]}"
+        if driver:
+            made.used, made.reason = judge(base, path, found[0], driver, made.warnings)
+        else:
+            made.used, made.reason = judge_by_cuda(base, path, cuda, made.warnings)
         if made.used:
-            locate(base, made)
+            locate(base, made, place)
     return made
 
 
-def locate(base: int, made: Compat) -> None:
+def locate(base: int, made: Compat, place: str) -> None:
     """The folder without the links of its path, inside the root: what the loader is told must last."""
     try:
-        made.folder = root.real_path(base, FOLDER)
+        made.folder = root.real_path(base, place)
     except OSError as error:
-        made.used, made.reason = False, f"{FOLDER} cannot be followed: {error.strerror}"
+        made.used, made.reason = False, f"{place} cannot be followed: {error.strerror}"
 
 
 def is_plain(base: int, path: str) -> bool:
@@ -95,11 +106,7 @@ def judge(base: int, path: str, name: str, driver: str, warnings: list[str]) -> 
     theirs, ours = version(name), version(driver)
     if theirs is None or ours is None:
         return False, f"the host's driver version {driver} cannot be compared"
-    try:
-        branches = read_branches(base, path)
-    except (OSError, ValueError) as error:
-        warnings.append(f"{path} of the image: its note on forward compatibility cannot be read: {error}")
-        branches = None
+    branches = read(base, path, branches_of, warnings)
     if theirs <= ours:
         return False, f"the image's {name} is not newer than the host's driver {driver}"
     if branches is None:
@@ -112,8 +119,28 @@ def judge(base: int, path: str, name: str, driver: str, warnings: list[str]) -> 
     return False, f"the image's {name} works on the branches {listed}, not on the host driver's {ours[0]}"
 
 
-def read_branches(base: int, path: str) -> list[int] | None:
-    """The driver branches of the library's note; None where it has none. Raises OSError, ValueError."""
+def judge_by_cuda(base: int, path: str, cuda: str, warnings: list[str]) -> tuple[bool, str]:
+    """Likewise, for a host of that CUDA version. A library without a note tells none."""
+    told = read(base, path, cuda_of, warnings)
+    theirs, ours = version(told or ""), version(cuda)
+    if theirs is None or ours is None:
+        return False, f"the CUDA version of the image's {path} cannot be compared with the host's, {cuda!a}"
+    how = "newer" if theirs > ours else "not newer"
+    return theirs > ours, f"the image's {path} is of CUDA {told}, {how} than the host's {cuda}"
+
+
+def read(base: int, path: str, part: Callable[[Any], Any], warnings: list[str]) -> Any:
+    """A part of the library's note; None, and a warning, where it can't be read."""
+    try:
+        value = read_note(base, path)
+        return None if value is None else part(value)
+    except (OSError, ValueError) as error:
+        warnings.append(f"{path} of the image: its note on forward compatibility cannot be read: {error}")
+        return None
+
+
+def read_note(base: int, path: str) -> Any:
+    """The value of the library's note; None where it has none. Raises OSError, ValueError."""
     fd = root.open_file(base, path, stored=True)
     try:
         found = elf.note(fd, SECTION, NOTE_MAX)
@@ -124,8 +151,21 @@ def read_branches(base: int, path: str) -> list[int] | None:
     owner, text = found
     if owner != OWNER:
         raise ValueError(f"it is {owner[:80]!r}'s")
-    value = jsontext.loads(text.rstrip(b"\0"))
+    return jsontext.loads(text.rstrip(b"\0"))
+
+
+def branches_of(value: Any) -> list[int]:
+    """The driver branches of a note. Raises ValueError."""
     branches = value.get("driver") if isinstance(value, dict) else None
     if not isinstance(branches, list) or not all(type(branch) is int for branch in branches):
         raise ValueError("it lists no driver branches")
     return branches
+
+
+def cuda_of(value: Any) -> str:
+    """The CUDA version of a note; nvidia-cdi-hook takes its name in any letter case. Raises ValueError."""
+    members = value.items() if isinstance(value, dict) else ()
+    cuda = next((text for name, text in members if name.lower() == "cuda version"), None)
+    if not isinstance(cuda, str):
+        raise ValueError("it names no CUDA version")
+    return cuda

@@ -38,14 +38,18 @@ class Parts:
     """What a file asks its hook to do. Without a driver's version there is neither forward compatibility nor a
     requirement.
 
-    `gpus` has bus id, compute capability and brand by minor number, "" for what the file does not tell.
-    `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's soname, and without
-    `cache` nothing else is done about the folders. `steps` are done last; `debug` is the log on stderr.
+    `compat_cuda` is the host's CUDA version where that stands for a driver's, `compat_folder` where the image has newer
+    libraries, "" meaning the usual place. `gpus` has bus id, compute capability and brand by minor number, "" for what
+    the file does not tell. `requirements` is `enforce`, `warn` or "". With `sonames` a link is made for each library's
+    soname, and without `cache` nothing else is done about the folders. `steps` are done last; `debug` is the log on
+    stderr.
     """
 
     __slots__ = (
         "cache",
         "compat",
+        "compat_cuda",
+        "compat_folder",
         "cuda",
         "debug",
         "driver",
@@ -54,6 +58,7 @@ class Parts:
         "host_root",
         "links",
         "mask",
+        "node_links",
         "profile",
         "requirements",
         "sonames",
@@ -64,6 +69,8 @@ class Parts:
     def __init__(self) -> None:
         self.cache = True
         self.compat = True
+        self.compat_cuda = ""
+        self.compat_folder = ""
         self.cuda = ""
         self.debug = False
         self.driver = ""
@@ -72,6 +79,7 @@ class Parts:
         self.host_root = "/"
         self.links: list[tuple[str, str]] = []
         self.mask = False
+        self.node_links: list[tuple[str, str]] = []
         self.profile = False
         self.requirements = ""
         self.sonames = False
@@ -95,10 +103,16 @@ def read_parts(argv: list[str]) -> Parts:
         target, separator, path = value.partition("::")
         if option == "--link" and separator and path.startswith("/"):
             parts.links.append((path, target))
+        elif option == "--node-link" and target.startswith("../") and path.startswith("/dev/"):
+            parts.node_links.append((path, target))
         elif option == "--folder" and value.startswith("/"):
             parts.folders.append(value.rstrip("/") or "/")
         elif option == "--driver" and value:
             parts.driver = value
+        elif option == "--compat-cuda" and value:
+            parts.compat_cuda = value
+        elif option == "--compat-folder" and value.startswith("/"):
+            parts.compat_folder = value
         elif option == "--cuda" and value:
             parts.cuda = value
         elif option == "--gpu" and read_gpu(parts, value):
@@ -209,6 +223,10 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
         require(container, parts, minors, place)
     for path, target in parts.links:
         plan.link(path, target)
+    for path, target in parts.node_links:
+        # A file names those of all its GPUs.
+        if root.exists(place.base, steps.final(path, {path: target})):
+            plan.node_links.append({"path": path, "target": target})
     for folder in parts.folders:
         libraries(container, place, plan, folder, parts.sonames)
     if parts.cache:
@@ -225,12 +243,12 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
 
 def search(container: Container, place: namespace.Namespace, plan: Plan, parts: Parts) -> None:
     """What the image's loader must be told."""
-    wanted = parts.driver and parts.compat
+    wanted = parts.compat and (parts.driver or parts.compat_cuda)
     if not parts.folders and not wanted:
         return
     facts = loader.probe(place.base)
     if facts.glibc and wanted:
-        loader.forward(plan, place.base, parts.driver)
+        loader.forward(plan, place.base, parts.driver, parts.compat_cuda, parts.compat_folder)
     if not parts.folders and not plan.compat_folder:
         return
     paths = [str(mount.get("destination", "")) for mount in container.mounts]

@@ -148,7 +148,7 @@ def judge(host: int, host_root: str, wanted: Request, known: dict[str, Any]) -> 
     NVML was asked. Raises NvhookError."""
     try:
         return Judged(known, wanted)
-    except selection.UuidsUnknown:
+    except (selection.UuidsUnknown, selection.InMigMode):
         known = store.renew(host, host_root, nvml=True)
     except requirements.FactUnknown:
         known = store.renew(host, host_root, facts=True)
@@ -190,5 +190,8 @@ def make_steps(plan: Plan, container: Container, configured: dict[str, Any]) -> 
     """The Plan's steps, less those that the configuration leaves to others."""
     from hook import steps
 
+    if configured["prestart.no-devbind"]:
+        plan.node_links = []
     made = steps.steps(plan, container)
-    return [step for step in made if not (configured["prestart.no-cgroups"] and isinstance(step, steps.Rules))]
+    left = {"prestart.no-cgroups": steps.Rules, "prestart.no-devbind": steps.Node}
+    return [step for step in made if not any(configured[key] and isinstance(step, left[key]) for key in left)]

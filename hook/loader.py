@@ -239,8 +239,8 @@ def rival_folders(plan: Plan, base: int, facts: Loader) -> list[str]:
     return found
 
 
-def forward(plan: Plan, base: int, driver: str) -> None:
-    """Decide on forward compatibility with the image's libcuda; before `complete`."""
-    decision = compat.decide(base, driver)
+def forward(plan: Plan, base: int, driver: str, cuda: str = "", place: str = "") -> None:
+    """Decide on forward compatibility with the image's libcuda, by `compat.decide`; before `complete`."""
+    decision = compat.decide(base, driver, cuda, place or compat.FOLDER)
     plan.compat_folder, plan.compat_reason = decision.folder, decision.reason
     plan.warnings += decision.warnings

@@ -97,10 +97,13 @@ class Link(steps.Link):
 
 
 def finish(plan: Plan, container: Container) -> list[Step]:
-    """The steps that put a Plan's finish into a root from outside, in their order."""
+    """The steps that put a Plan's finish into a root from outside, in their order. Not links to nodes: /dev will be
+    another."""
     made: list[Step] = []
     for step in steps.steps(plan, container):
         if isinstance(step, steps.Link):
+            if step.path.startswith("/dev/"):
+                continue
             made.append(Link(step))
         elif not isinstance(step, (steps.Rules, steps.Mask, steps.Node, steps.Mount)):
             made.append(step)

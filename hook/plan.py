@@ -18,6 +18,7 @@ class Plan:
     is left visible below /proc/driver/nvidia/capabilities. `profile` are the minor numbers of the GPUs that EGL lists,
     none where nothing of EGL's is brought.
 
+    `node_links` are links to nodes, below /dev as these are; nobody has to have them.
     `optional` are the container paths of what may fail without ending the start, `covers` the links in whose
     place the library itself is mounted. `cache_needed`: without the cache the loader finds nothing of ours.
     `drop_in` are the folders of our file in ld.so.conf.d, `drop_in_line` whether ld.so.conf must be told of it
@@ -38,6 +39,7 @@ class Plan:
         "mounts",
         "musl_folders",
         "musl_path",
+        "node_links",
         "nodes",
         "optional",
         "proc_access",
@@ -61,6 +63,7 @@ class Plan:
         self.profile: list[int] = []
         self.stale_folders: list[str] = []
         self.warnings: list[str] = []
+        self.node_links: list[dict[str, str]] = []
         self.nodes: list[dict[str, Any]] = []
         self.mounts: list[dict[str, Any]] = []
         self.links: list[dict[str, str]] = []
@@ -85,6 +88,9 @@ class Plan:
         entry |= {"type": "c", "major": node["major"], "minor": node["minor"], "fileMode": node["mode"]}
         entry |= {"permissions": "rw", "uid": node["uid"], "gid": node["gid"]}
         self.nodes.append(entry)
+        for link in node.get("links", ()):
+            # `/dev/dri/card0` from `/dev/dri/by-path/…`.
+            self.node_links.append({"path": link, "target": f"../{node['path'].rpartition('/')[2]}"})
 
     def link(self, path: str, target: str) -> None:
         """A symbolic link, once per path."""
@@ -106,6 +112,7 @@ class Plan:
         if mask is not None and self.proc_access:
             mask["access"] = self.proc_access
         links = [link | {"covered": True} if link["path"] in self.covers else link for link in self.links]
+        links += self.node_links
         search: dict[str, Any] = {"drop_in": self.drop_in, "stale_folders": self.stale_folders}
         if self.musl_path:
             search = {"musl_path": self.musl_path, "folders": self.musl_folders}

@@ -42,6 +42,11 @@ class UuidsUnknown(Exception):
     """A request by UUID, and an inventory in which the kernel does not tell some GPU's UUID: ask NVML."""
 
 
+class InMigMode(NvhookError):
+    """A GPU asked for that is in MIG mode, where it runs nothing itself. Of one without a MIG device NVML alone told
+    that, some time ago: ask it again."""
+
+
 class Device:
     """What one id names: a GPU, and with it one MIG device of it or None."""
 
@@ -87,7 +92,7 @@ class Selection:
 
 
 def select(inventory: dict[str, Any], request: Request) -> Selection:
-    """Choose. Raises NvhookError for an unknown id or a missing part that the request cannot do without, and
+    """Choose. Raises NvhookError for an unknown id or a missing part that the request cannot do without, InMigMode, and
     UuidsUnknown where only NVML can tell."""
     capabilities = request.capabilities
     groups = brought.groups(capabilities)
@@ -103,7 +108,8 @@ def select(inventory: dict[str, Any], request: Request) -> Selection:
     selection.files = [item for item in inventory["files"] if item["capability"] in groups]
     selection.firmware = list(inventory["firmware"])
     selection.sockets = [item for item in inventory["sockets"] if item["capability"] in capabilities]
-    selection.nodes = _nodes(inventory, selection.gpus, capabilities)
+    _mig_modes(inventory, selection, request)
+    selection.nodes = _nodes(inventory, selection, capabilities)
     _check(inventory, selection, request.required)
     _mig(inventory, selection, request)
     _imex(inventory, selection, request)
@@ -235,15 +241,48 @@ def _no_gpu(inventory: dict[str, Any]) -> NvhookError:
     return NvhookError(what, "see whether lspci shows the GPU, and dmesg for what the driver says of it")
 
 
-def _nodes(
-    inventory: dict[str, Any], gpus: list[dict[str, Any]], capabilities: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    buses = {gpu["bus_id"] for gpu in gpus}
+def _mig_modes(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
+    """In MIG mode a GPU runs nothing itself. Asked for alone it is of use to who manages MIG or only looks on, who get
+    it; to others it is an error, or, of all that there are, left out."""
+    parents = {entry["gpu"] for entry in inventory.get("mig") or []}
+    chosen = {entry["gpu"] for entry in selection.mig}
+    alone = [
+        gpu
+        for gpu in selection.gpus
+        if gpu["bus_id"] not in chosen and (gpu.get("mig_mode") or gpu["bus_id"] in parents)
+    ]
+    if not alone or request.mig_control:
+        return
+    told = {gpu["index"]: _alone(gpu, gpu["bus_id"] in parents) for gpu in alone}
+    if all(name == "utility" for name in request.required):
+        selection.warnings += [f"{what}: {remedy}" for what, remedy in told.values()]
+        return
+    left = [gpu for gpu in selection.gpus if gpu not in alone]
+    if request.ids is not None or not left:
+        raise InMigMode(*told[alone[0]["index"]])
+    selection.gpus = left
+    selection.warnings += [f"GPU {index} is left out. {what}: {remedy}" for index, (what, remedy) in told.items()]
+
+
+def _alone(gpu: dict[str, Any], divided: bool) -> tuple[str, str]:
+    """What is wrong with asking for that GPU, and the remedy."""
+    i = gpu["index"]
+    if divided:
+        return f"GPU {i} is divided into MIG devices, and alone runs nothing", f"ask for {i}:0 or so"
+    what = f"GPU {i} ({gpu['bus_id']}) is in MIG mode without a MIG device, and runs nothing"
+    return what, f"make MIG devices: nvidia-smi mig -i {i} -cgi PROFILE -C; or end the mode: nvidia-smi -i {i} -mig 0"
+
+
+def _nodes(inventory: dict[str, Any], selection: Selection, capabilities: tuple[str, ...]) -> list[dict[str, Any]]:
+    buses = {gpu["bus_id"] for gpu in selection.gpus}
+    parents = {entry["gpu"] for entry in inventory.get("mig") or []}
+    drawing = {entry["gpu"] for entry in selection.mig if brought.draws(entry["profile"])}
+    of_gpu = {"gpu": buses, "drm": (buses - parents) | drawing}
     roles, per_gpu = brought.node_roles(capabilities), brought.gpu_roles(capabilities)
     return [
         node
         for node in inventory["nodes"]
-        if node["role"] in roles or (node["role"] in per_gpu and node["gpu"] in buses)
+        if node["role"] in roles or (node["role"] in per_gpu and node["gpu"] in of_gpu[node["role"]])
     ]
 
 
@@ -302,14 +341,6 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
         _add_nodes(selection, entry["nodes"])
         if not request.mig_control:
             selection.access += [path for path in entry["access"] if path not in selection.access]
-    parents = {entry["gpu"] for entry in mig}
-    chosen = {entry["gpu"] for entry in selection.mig}
-    for gpu in selection.gpus:
-        if gpu["bus_id"] in parents - chosen and not request.mig_control:
-            i = gpu["index"]
-            selection.warnings.append(
-                f"GPU {i} is divided into MIG devices, and alone runs nothing: ask for {i}:0 or so"
-            )
 
 
 def _imex(inventory: dict[str, Any], selection: Selection, request: Request) -> None:

@@ -166,6 +166,10 @@ class Shim:
         if fit is not None and fit.warning():
             self.warnings.append(fit.warning())
         nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
+        # There is no /dev to make links in before the start, so what they lead to has their names.
+        targets = {node["path"]: node for node in nodes}
+        for link in plan.node_links:
+            nodes.append(targets[steps.final(link["path"], {link["path"]: link["target"]})] | {"path": link["path"]})
         self.config = inject.inject(self.config, [{"deviceNodes": nodes}])
         volumes = outside.foreign(place, container.mounts)
         self._add_mounts([mount for mount in plan.mounts if self._fits(place, mount, volumes)])

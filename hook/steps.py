@@ -402,6 +402,10 @@ def steps(plan: Plan, container: Container, sources: dict[str, Mount] | None = N
     for path, target in targets.items():
         library = final(path, targets)
         made.append(Link(path, target, library, mounts.get(library), path in plan.covers))
+    for link in plan.node_links:
+        step = Link(link["path"], link["target"], final(link["path"], {link["path"]: link["target"]}), None)
+        step.optional = True
+        made.append(step)
     if plan.drop_in or plan.drop_in_there:
         made.append(search.SearchPath(plan.drop_in, plan.drop_in_line))
     if plan.musl_path:

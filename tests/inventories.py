@@ -45,6 +45,7 @@ def gpu(index: int, minor: int | None = None, uuid: str | None = "known") -> dic
         "uuid": known,
         "arch": "9.0",
         "brand": "Nvidia",
+        "mig_mode": None,
         "numa_node": None,
         "name": "NVIDIA H200",
         "node": f"/dev/nvidia{minor}",
@@ -121,7 +122,8 @@ def mig_device(card: dict[str, Any], index: int, gi: int, ci: int = 0, uuid: str
     ]
     access = [f"{folder}/access", f"{folder}/ci{ci}/access"]
     numbers = {"index": index, "gi": gi, "ci": ci}
-    return {"uuid": known, "gpu": card["bus_id"], **numbers, "nodes": caps, "access": access}
+    told = {"uuid": known, "profile": "1g.18gb"}
+    return {**told, "gpu": card["bus_id"], **numbers, "nodes": caps, "access": access}
 
 
 def with_everything(made: dict[str, Any], divided: tuple[int, ...] = ()) -> dict[str, Any]:

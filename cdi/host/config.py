@@ -119,6 +119,7 @@ KEYS: dict[str, Key] = {
     "log.file": Key("where the hook writes what went wrong, or more; none by default", log_file),
     "log.level": Key("how much: error, warning, info or debug", choice("error", "warning", "info", "debug")),
     "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),
+    "prestart.no-devbind": Key("leave /dev alone: something else brings the nodes", boolean),
     "runtime.annotation-prefixes": Key("annotations that name CDI devices begin so, commas between", names),
     "runtime.default-kind": Key("mode cdi: the kind of devices that are asked for by a bare id", string),
     "runtime.mode": Key("auto; cdi: files alone; legacy: the prestart hook", choice("auto", "cdi", "legacy")),

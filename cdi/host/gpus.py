@@ -53,6 +53,9 @@ class Gpu:
             # NVML's to tell: compute capability (`9.0`) and brand.
             "arch": None,
             "brand": None,
+            # Whether it is in MIG mode, where it runs nothing but in its MIG devices. The kernel shows that only by
+            # GPU instances; the folder gpu<minor>/mig is there in either mode.
+            "mig_mode": None,
             "numa_node": self.numa_node,
             "name": self.name,
             "node": self.node,

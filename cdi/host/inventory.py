@@ -95,7 +95,7 @@ def _look(root_fd: int, options: Options, previous: dict[str, Any] | None) -> di
             "options": places,
             "config": configured,
             "driver": loaded.to_json(None),
-            "gpus": [gpu.to_json() for gpu in found],
+            "gpus": [gpu.to_json() | {"mig_mode": gpu.bus_id in layout.divided or None} for gpu in found],
             "faults": [fault.to_json() for fault in faults],
             "libraries": [library.to_json() for library in parts.libraries],
             "searched": parts.searched,
@@ -143,9 +143,10 @@ def _carry_over(result: dict[str, Any], previous: dict[str, Any] | None) -> None
             return
         cuda, known = previous["driver"]["cuda"], {gpu["bus_id"]: _told(gpu) for gpu in previous["gpus"]}
         if _mig_tree(previous) == _mig_tree(result):
-            devices = {_place(entry): (entry["uuid"], entry["index"]) for entry in previous["mig"]}
+            names = ("uuid", "index", "profile")
+            devices = {_place(entry): {name: entry[name] for name in names} for entry in previous["mig"]}
             for entry in result["mig"]:
-                entry["uuid"], entry["index"] = devices[_place(entry)]
+                entry.update(devices[_place(entry)])
     except (KeyError, TypeError, IndexError):
         # Somebody edited it; it is of no use then.
         return
@@ -166,7 +167,7 @@ def _place(device: dict[str, Any]) -> tuple[str, int, int]:
 
 def _told(gpu: dict[str, Any]) -> dict[str, Any]:
     """What NVML alone may have told of a GPU."""
-    return {name: gpu[name] for name in ("uuid", "arch", "brand")}
+    return {name: gpu[name] for name in ("uuid", "arch", "brand", "mig_mode")}
 
 
 def _learn(gpu: dict[str, Any], told: dict[str, Any]) -> None:
@@ -183,8 +184,8 @@ def _module(inventory: dict[str, Any]) -> list[Any]:
 def wants_nvml(result: dict[str, Any], options: Options) -> bool:
     """Whether NVML is to be asked for what an inventory lacks."""
     if options.nvml == "facts":
-        return not (store.has_facts(result) and store.has_uuids(result))
-    return options.nvml in ("health", "always") or (options.nvml == "auto" and not store.has_uuids(result))
+        return not (store.has_facts(result) and store.settled(result))
+    return options.nvml in ("health", "always") or (options.nvml == "auto" and not store.settled(result))
 
 
 def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nvml.Answer:
@@ -194,6 +195,7 @@ def ask_nvml(result: dict[str, Any], options: Options, folder: int | None) -> nv
     each = options.nvml in ("health", "always")
     unknown = {entry["gpu"] for entry in result["mig"] if entry["uuid"] is None}
     unknown |= {gpu["bus_id"] for gpu in result["gpus"] if each or any(gpu[name] is None for name in wanted)}
+    unknown |= {gpu["bus_id"] for gpu in store.undivided(result)}
     asked = [gpu["bus_id"] for gpu in result["gpus"] if gpu["bus_id"] in unknown]
     mine = (item for item in result["libraries"] if item["soname"] == "libnvidia-ml.so.1" and _loads(item))
     library = next(mine, None)
@@ -212,6 +214,9 @@ def add_answer(result: dict[str, Any], answer: nvml.Answer) -> None:
     for gpu in result["gpus"]:
         _learn(gpu, answer.facts.get(gpu["bus_id"], {}))
         _learn(gpu, {"uuid": answer.uuids.get(gpu["bus_id"])})
+        # The mode may be another since it was told before; what has instances is in it.
+        if gpu["bus_id"] in answer.mig_modes and not any(one["gpu"] == gpu["bus_id"] for one in result["mig"]):
+            gpu["mig_mode"] = answer.mig_modes[gpu["bus_id"]]
     for bus_id, devices in answer.mig.items():
         result["warnings"] += mig.learn(result["mig"], bus_id, devices)
     result["warnings"] += answer.warnings
@@ -307,7 +312,7 @@ def _will_do(root_fd: int, kept: dict[str, Any], options: Options) -> bool:
         return False
     if options.nvml == "facts":
         return store.has_facts(kept)
-    return options.nvml == "never" or store.has_uuids(kept)
+    return options.nvml == "never" or store.settled(kept)
 
 
 def add_root_arguments(parser: argparse.ArgumentParser) -> None:

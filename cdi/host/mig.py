@@ -4,7 +4,8 @@
 `/proc/driver/nvidia/capabilities/gpu<minor>/mig/gi<G>/ci<C>` is there for each compute instance C in GPU instance G,
 and both have a file `access` that names the minor of their capability node, `/dev/nvidia-caps/nvidia-cap<M>`. CUDA
 opens both nodes; with one of them, or with the GPU alone, it finds nothing. A GPU instance without a compute instance
-is no MIG device. The UUIDs, and the order in which NVML counts, are NVML's to tell.
+is no MIG device. The UUIDs, the profiles, and the order in which NVML counts, are NVML's to tell; and so is the mode of
+a GPU that has no instance.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ CAPS_DEVICE = "nvidia-caps"
 NODES = "/dev/nvidia-caps"
 ROLE = "mig"
 ACCESS_MAX = 4096
+# NVML's name of a MIG device is its GPU's, and the profile behind this.
+BEFORE_PROFILE = " MIG "
+PROFILE = re.compile(r"(?:\d+c\.)?\d+g\.\d+gb[a-z0-9.+-]{0,40}")
 # Up to the 460 branch a MIG device's UUID was its GPU's, with the numbers of its instances behind.
 UUID = re.compile(r"MIG-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}|MIG-GPU-[0-9a-fA-F-]{36}/\d{1,3}/\d{1,3}")
 
 
 @dataclass(slots=True)
 class Layout:
-    """MIG devices, what manages MIG, and warnings, as an inventory holds them."""
+    """MIG devices, what manages MIG, and warnings, as an inventory holds them; and the bus ids of the GPUs that have a
+    GPU instance, and so are in MIG mode."""
 
+    divided: set[str] = field(default_factory=set)
     devices: list[dict[str, Any]] = field(default_factory=list)
     control: dict[str, dict[str, Any]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -41,6 +47,8 @@ def read(recorder: fingerprint.Recorder, dev: fingerprint.Base, found: list[Gpu]
     major = nodes.character_majors(recorder.root_fd).get(CAPS_DEVICE)
     for gpu in found:
         folder = f"{fingerprint.CAPABILITIES}/gpu{gpu.minor}/mig"
+        if any(True for _ in _numbers(recorder.root_fd, folder, "gi")):
+            layout.divided.add(gpu.bus_id)
         # NVML counts so where devices were made one after the other; what it says itself counts more.
         for index, (gi, ci) in enumerate(instances(recorder.root_fd, folder)):
             access = [f"{folder}/gi{gi}/access", f"{folder}/gi{gi}/ci{ci}/access"]
@@ -93,7 +101,8 @@ def _entry(
         node = nodes.look(recorder, dev, nodes.Wanted(f"{NODES}/nvidia-cap{minor}", ROLE, major, minor, gpu), warnings)
         if node is not None:
             found.append(node)
-    return {"uuid": None, "index": None, "nodes": found if len(found) == len(access) else [], "access": access}
+    told: dict[str, Any] = {"uuid": None, "index": None, "profile": None}
+    return told | {"nodes": found if len(found) == len(access) else [], "access": access}
 
 
 def capability(root_fd: int, path: str) -> dict[str, int]:
@@ -109,17 +118,25 @@ def capability(root_fd: int, path: str) -> dict[str, int]:
 
 
 def learn(devices: list[dict[str, Any]], bus_id: str, told: list[list[Any]]) -> list[str]:
-    """Add what NVML told of a GPU's MIG devices: `[index, gi, ci, uuid]` each. Returns warnings."""
+    """Add what NVML told of a GPU's MIG devices: `[index, gi, ci, uuid, name]` each. Returns warnings."""
     warnings = []
     mine = {(entry["gi"], entry["ci"]): entry for entry in devices if entry["gpu"] == bus_id}
-    known = {(gi, ci): (index, uuid) for index, gi, ci, uuid in told}
-    for numbers, (_, uuid) in known.items():
+    known = {(gi, ci): (index, uuid, name) for index, gi, ci, uuid, name in told}
+    for numbers, (_, uuid, name) in known.items():
+        if numbers in mine:
+            mine[numbers]["profile"] = profile(name)
         if not UUID.fullmatch(uuid):
             warnings.append(f"NVML calls a MIG device of GPU {bus_id} {uuid!a}, which is no UUID")
         elif numbers in mine:
             mine[numbers]["uuid"] = uuid
     if mine.keys() == known.keys():
         # All or none, or two of them would have one index.
-        for numbers, (index, _) in known.items():
+        for numbers, (index, _, _) in known.items():
             mine[numbers]["index"] = index
     return warnings
+
+
+def profile(name: str) -> str | None:
+    """The profile in NVML's name of a MIG device, `1g.24gb+gfx`; None in one that has none."""
+    text = name.rpartition(BEFORE_PROFILE)[2]
+    return text if PROFILE.fullmatch(text) else None

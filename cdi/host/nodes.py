@@ -23,6 +23,10 @@ MODESET_MINOR = 254
 # Up to the 545 branch the major was registered as nvidia-frontend.
 MAJOR_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")
 
+# udev's links to a PCI device's nodes of DRM, by which programs find those of one GPU.
+BY_PATH = "/dev/dri/by-path"
+KINDS = {"card": "card", "renderD": "render"}
+
 DRM_NAME = re.compile(r"(card|renderD)(\d+)")
 
 
@@ -49,6 +53,11 @@ def read(
     nodes = look_all(recorder, dev, expected(recorder.root_fd, found), warnings)
     # Nodes of DRM come with the module nvidia-drm, which may be loaded later.
     recorder.file(dev, "/dev/dri")
+    drawing = [node for node in nodes if node["role"] == "drm"]
+    if drawing:
+        recorder.file(dev, BY_PATH)
+    for node in drawing:
+        node["links"] = _by_path(dev, node)
     return nodes, warnings
 
 
@@ -113,6 +122,17 @@ def _drm(root_fd: int, bus_id: str) -> list[Wanted]:
         major, _, minor = fingerprint.text(root_fd, f"{folder}/{name[0]}/dev").strip().partition(":")
         wanted.append(Wanted(f"/dev/dri/{name[0]}", "drm", driver.number(major), driver.number(minor), bus_id))
     return wanted
+
+
+def _by_path(dev: fingerprint.Base, node: dict[str, Any]) -> list[str]:
+    """The link to a node of DRM by its GPU's place on the bus, where the host has it."""
+    name = node["path"].rpartition("/")[2]
+    link = f"{BY_PATH}/pci-{node['gpu']}-{KINDS[name.rstrip('0123456789')]}"
+    try:
+        target = root.readlink(dev.fd, link)
+    except OSError:
+        return []
+    return [link] if target == f"../{name}" else []
 
 
 def character_majors(root_fd: int) -> dict[str, int]:

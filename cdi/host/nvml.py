@@ -74,12 +74,13 @@ class Answer:
 
     `faults` are, by bus id, why a GPU can't be used. `facts` are, by bus id, `arch`, the compute capability (`9.0`),
     and `brand`, in libnvidia-container's words; each only where NVML told it. `mig` are, by bus id,
-    `[index, gi, ci, uuid]` of each MIG device.
+    `[index, gi, ci, uuid, name]` of each MIG device, `mig_modes` whether the GPU is in MIG mode.
     """
 
     uuids: dict[str, str] = field(default_factory=dict)
     facts: dict[str, dict[str, str]] = field(default_factory=dict)
     mig: dict[str, list[list[Any]]] = field(default_factory=dict)
+    mig_modes: dict[str, bool] = field(default_factory=dict)
     cuda: str | None = None
     faults: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -193,6 +194,8 @@ def _hear(said: dict[str, Any], answer: Answer, back_off: BackOff) -> None:
         answer.facts[bus_id] = facts
     if "mig" in said:
         answer.mig[bus_id] = said["mig"]
+    if "mig_mode" in said:
+        answer.mig_modes[bus_id] = said["mig_mode"]
     if "cuda" in said:
         answer.cuda = f"{said['cuda'] // 1000}.{said['cuda'] % 1000 // 10}"
         back_off.forgive(ITSELF)
@@ -296,11 +299,11 @@ def parse(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     texts = ("asking", "gpu", "uuid", "arch", "brand", "error", "sick")
-    kinds: dict[str, type] = {**dict.fromkeys(texts, str), "mig": list, "cuda": int, "done": bool}
+    kinds: dict[str, type] = {**dict.fromkeys(texts, str), "mig": list, "mig_mode": bool, "cuda": int, "done": bool}
     if not isinstance(said, dict) or not said.keys() <= kinds.keys():
         return None
     for device in said["mig"] if isinstance(said.get("mig"), list) else ():
-        if not isinstance(device, list) or list(map(type, device)) != [int, int, int, str]:
+        if not isinstance(device, list) or list(map(type, device)) != [int, int, int, str, str]:
             return None
     return said if all(isinstance(value, kinds[name]) for name, value in said.items()) else None
 
@@ -372,7 +375,7 @@ def _tell(library: str, bus_ids: list[str]) -> Iterator[dict[str, Any]]:
             uuid = pynvml.nvmlDeviceGetUUID(handle)
             yield {"gpu": bus_id, "uuid": uuid if isinstance(uuid, str) else uuid.decode()}
             yield {"gpu": bus_id, **_facts(handle)}
-            yield {"gpu": bus_id, "mig": list(_mig_devices(handle))}
+            yield {"gpu": bus_id, **_mig_mode(handle), "mig": list(_mig_devices(handle))}
         except pynvml.NVMLError as error:
             sick = error.value in SICK or (handle is None and error.value not in NOT_SICK)
             yield {"gpu": bus_id, "sick" if sick else "error": str(error)}
@@ -395,8 +398,21 @@ def _facts(handle: Any) -> dict[str, str]:
     return found
 
 
+def _mig_mode(handle: Any) -> dict[str, bool]:
+    """Whether it is in MIG mode; a GPU or a driver that knows no such mode is not, and other errors leave it open."""
+    import pynvml
+
+    try:
+        current, _ = pynvml.nvmlDeviceGetMigMode(handle)
+    except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
+        return {"mig_mode": False}
+    except pynvml.NVMLError:
+        return {}
+    return {"mig_mode": current == pynvml.NVML_DEVICE_MIG_ENABLE}
+
+
 def _mig_devices(handle: Any) -> Iterator[list[Any]]:
-    """Index, GPU instance, compute instance and UUID of each MIG device; there may be gaps between indexes."""
+    """Index, GPU instance, compute instance, UUID and name of each MIG device; there may be gaps between indexes."""
     import pynvml
 
     try:
@@ -411,4 +427,15 @@ def _mig_devices(handle: Any) -> Iterator[list[Any]]:
             uuid = pynvml.nvmlDeviceGetUUID(device)
         except pynvml.NVMLError:
             continue
-        yield [index, *numbers, uuid if isinstance(uuid, str) else uuid.decode()]
+        yield [index, *numbers, uuid if isinstance(uuid, str) else uuid.decode(), _name(device)]
+
+
+def _name(device: Any) -> str:
+    """What NVML calls a MIG device, or nothing where it does not tell."""
+    import pynvml
+
+    try:
+        name = pynvml.nvmlDeviceGetName(device)
+    except pynvml.NVMLError:
+        return ""
+    return name if isinstance(name, str) else name.decode("utf-8", "replace")

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdi.host import store
+
 
 def table(made: dict[str, Any]) -> str:
     """An inventory for people."""
@@ -31,6 +33,7 @@ def _gpu_rows(made: dict[str, Any]) -> str:
         values = (gpu[name] for name in ("index", "minor", "bus_id", "uuid", "numa_node", "name"))
         rows.append(["-" if value is None else str(value) for value in values])
     lines = ["GPUs:", *_aligned(rows)] if made["gpus"] else ["GPUs: none"]
+    lines += [f"  in MIG mode without a MIG device: {gpu['bus_id']}" for gpu in store.undivided(made)]
     return "\n".join([*lines, *(f"  left out: {fault['bus_id']}: {fault['reason']}" for fault in made["faults"])])
 
 
@@ -38,11 +41,12 @@ def _mig_rows(made: dict[str, Any]) -> str:
     if not made["mig"]:
         return ""
     indexes = {gpu["bus_id"]: gpu["index"] for gpu in made["gpus"]}
-    rows = [["id", "instances", "UUID", "nodes"]]
+    rows = [["id", "instances", "profile", "UUID", "nodes"]]
     for entry in made["mig"]:
         paths = " ".join(node["host_path"] for node in entry["nodes"]) or "missing"
         numbers = f"gi {entry['gi']} ci {entry['ci']}"
-        rows.append([f"{indexes[entry['gpu']]}:{entry['index']}", numbers, entry["uuid"] or "-", paths])
+        name = f"{indexes[entry['gpu']]}:{entry['index']}"
+        rows.append([name, numbers, entry["profile"] or "-", entry["uuid"] or "-", paths])
     return "\n".join(["MIG devices:", *_aligned(rows)])
 
 

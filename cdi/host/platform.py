@@ -30,12 +30,16 @@ VGPU_MODULE = f"{fingerprint.MODULE_FOLDER}/nvidia_vgpu_vfio"
 @dataclass(slots=True)
 class Parts:
     """What a machine without an inventory has for containers, at the same paths inside and outside but for `mounts`,
-    which has host path and container path. `links` are (target, place); `folders` those of the libraries."""
+    which has host path and container path. `links` are (target, place); `folders` those of the libraries.
+    `cuda` is the driver's CUDA version, `compat_folder` where images have newer libraries for just this machine; each
+    "" where there is none."""
 
     nodes: list[dict[str, Any]] = field(default_factory=list)
     mounts: list[tuple[str, str]] = field(default_factory=list)
     links: list[tuple[str, str]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
+    cuda: str = ""
+    compat_folder: str = ""
     warnings: list[str] = field(default_factory=list)
 
 
@@ -45,7 +49,7 @@ def detect(root_fd: int) -> str:
         return "wsl"
     tegra = root.exists(root_fd, TEGRA_RELEASE) or fingerprint.text(root_fd, SOC_FAMILY).startswith("tegra")
     loaded = bool(fingerprint.text(root_fd, fingerprint.VERSION_FILE))
-    if (tegra and not loaded) or any(name in model for model in _models(root_fd) for name in INTEGRATED):
+    if (tegra and not loaded) or any(map(is_integrated, _models(root_fd))):
         return "csv"
     return "nvml"
 
@@ -62,6 +66,11 @@ def _models(root_fd: int) -> list[str]:
     return found
 
 
+def is_integrated(model: str) -> bool:
+    """Whether a GPU of that name is a part of a Tegra."""
+    return any(name in model for name in INTEGRATED)
+
+
 def refuse(root_fd: int) -> None:
     """Raises NvhookError on a host of which no inventory can be made, however whole its driver is."""
     if root.exists(root_fd, VGPU_MODULE):
@@ -73,7 +82,8 @@ def refuse(root_fd: int) -> None:
     if mode != "nvml":
         name = {"wsl": "WSL", "csv": "Tegra"}[mode]
         what = f"this is {name}, where no module tells of GPUs in /proc/driver/nvidia: there is no inventory of it"
-        raise NvhookError(what, f"use an engine that reads CDI files, and `cdi generate --mode {mode}`")
+        how = 'an engine that reads CDI files, or nvhook-runtime with `mode = "cdi"` below `[runtime]`'
+        raise NvhookError(what, f"`cdi generate --mode {mode} --output /var/run/cdi/nvidia.yaml`, and {how}")
 
 
 def node(root_fd: int, path: str) -> dict[str, Any] | None:

@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "log.file": "",
     "log.level": "warning",
     "prestart.no-cgroups": False,
+    "prestart.no-devbind": False,
     "runtime.annotation-prefixes": ["cdi.k8s.io/"],
     "runtime.default-kind": "nvidia.com/gpu",
     "runtime.mode": "auto",

@@ -123,17 +123,24 @@ def renew(
     options: Options | None = None,
     deadline: float = DEADLINE,
 ) -> dict[str, Any]:
-    """A new inventory, even where the kept one is fresh. With `nvml`, NVML is asked for unknown UUIDs; a kept
-    one that is fresh and has them all, which another start may just have made, is as good. `facts`: likewise for
+    """A new inventory, even where the kept one is fresh. With `nvml`, NVML is asked for what is not settled; a kept
+    one that is fresh and settled, which another start may just have made, is as good. `facts`: likewise for
     each GPU's architecture and brand, and the CUDA version."""
     wanted = options or Options(host_root, nvml="facts" if facts else "auto" if nvml else "never")
-    enough = has_facts if facts else has_uuids if nvml else lambda kept: False
+    enough = has_facts if facts else settled if nvml else lambda kept: False
     return _renewed(root_fd, wanted, enough, deadline)
 
 
-def has_uuids(kept: dict[str, Any]) -> bool:
-    """Whether the UUID of each GPU and MIG device is known."""
-    return all(entry["uuid"] is not None for entry in [*kept["gpus"], *(kept.get("mig") or ())])
+def settled(kept: dict[str, Any]) -> bool:
+    """Whether the UUID of each GPU and MIG device is known, and none of the GPUs is `undivided`."""
+    return all(entry["uuid"] is not None for entry in [*kept["gpus"], *(kept.get("mig") or ())]) and not undivided(kept)
+
+
+def undivided(kept: dict[str, Any]) -> list[dict[str, Any]]:
+    """The GPUs that are in MIG mode and have no MIG device, so that nothing runs there. Only NVML tells, and nothing of
+    the kernel's that a fingerprint could hold changes when somebody turns the mode off."""
+    divided = {entry["gpu"] for entry in kept.get("mig") or ()}
+    return [gpu for gpu in kept["gpus"] if gpu.get("mig_mode") and gpu["bus_id"] not in divided]
 
 
 def has_facts(kept: dict[str, Any]) -> bool:

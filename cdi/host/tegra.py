@@ -8,10 +8,11 @@ as a link together with what it leads to. Paths may have `*`, `?` and `[…]`, n
 from __future__ import annotations
 
 import fnmatch
+import re
 import stat
 from collections.abc import Iterator
 
-from cdi.host import platform
+from cdi.host import fingerprint, platform
 from cdi.host.platform import Parts
 from cdi.host.wsl import soname_of
 from ldcache import root
@@ -24,6 +25,15 @@ FILE_MAX = 1 << 20
 MATCHES_MAX = 10_000
 # A list serves many releases and boards: that a part of it is not there is the rule, and worth one line.
 SHOWN = 3
+
+# L4T's releases and the CUDA version of their libcuda, by JetPack's release notes; the first that fits counts.
+RELEASE = re.compile(r"# R(\d{1,4}) \(release\), REVISION: (\d{1,4})")
+CUDA = (((38, 0), "13.0"), ((36, 4), "12.6"), ((36, 0), "12.2"), ((34, 0), "11.4"), ((32, 0), "10.2"))
+# The machine's own name of its system-on-chip, strings that end in a zero byte; Orin is Tegra 234.
+COMPATIBLE = "/proc/device-tree/compatible"
+ORIN = "nvidia,tegra234"
+# Where images have a libcuda for Orin, beside that for servers of the same architecture.
+ORIN_FOLDER = "/usr/local/cuda/compat_orin"
 
 
 def read(root_fd: int, files: tuple[str, ...] = (), ignored: tuple[str, ...] = ()) -> Parts:
@@ -51,8 +61,20 @@ def read(root_fd: int, files: tuple[str, ...] = (), ignored: tuple[str, ...] = (
         parts.warnings.append(f"listed and not there: {', '.join(missing[:SHOWN])}{more}")
     if platform.is_file(root_fd, platform.TEGRA_RELEASE):
         parts.mounts.append((platform.TEGRA_RELEASE, platform.TEGRA_RELEASE))
+    parts.cuda = cuda(fingerprint.text(root_fd, platform.TEGRA_RELEASE))
+    if ORIN in fingerprint.text(root_fd, COMPATIBLE).split("\0"):
+        parts.compat_folder = ORIN_FOLDER
     _settle(parts)
     return parts
+
+
+def cuda(release: str) -> str:
+    """The CUDA version of the driver of an L4T release, by the text of nv_tegra_release; "" for an unknown one."""
+    found = RELEASE.match(release)
+    numbers = (int(found[1]), int(found[2])) if found else (0, 0)
+    if numbers[0] > CUDA[0][0][0]:
+        return ""
+    return next((version for first, version in CUDA if numbers >= first), "")
 
 
 def _entries(root_fd: int, files: tuple[str, ...], needed: bool, parts: Parts) -> Iterator[tuple[str, str]]:

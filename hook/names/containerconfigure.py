@@ -69,7 +69,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     add("--mig-config", choices=("all",), help="let it divide GPUs")
     add("--mig-monitor", choices=("all",), help="let it watch all MIG devices")
     add("--no-cgroups", action="store_true", help="leave the device rules alone")
-    add("--no-devbind", action="store_true", help="not supported")
+    add("--no-devbind", action="store_true", help="leave /dev alone: something else brings the nodes")
     add("--cuda-compat-mode", choices=("disabled", "mount", "ldconfig"), help="whether the image's libcuda may be used")
     for name in ("persistenced", "fabricmanager", "gsp-firmware"):
         add(f"--no-{name}", action="store_true", help=f"leave {name} out")
@@ -77,8 +77,6 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """The command. Raises NvhookError, with nothing left behind."""
-    if arguments.no_devbind:
-        raise NvhookError("--no-devbind is not supported", "drop it: nodes that are there are left as they are")
     wanted = request_of(arguments)
     container = container_of(arguments)
     host = root.open_host(arguments.host_root)
@@ -136,6 +134,8 @@ def settings_of(configured: dict[str, Any], arguments: argparse.Namespace) -> di
     changes: dict[str, Any] = {}
     if arguments.no_cgroups:
         changes["prestart.no-cgroups"] = True
+    if arguments.no_devbind:
+        changes["prestart.no-devbind"] = True
     if arguments.cuda_compat_mode:
         changes["compat.forward-compatibility"] = arguments.cuda_compat_mode != "disabled"
     return configured | changes

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cdi import VERSION
+from cdi import VERSION, content
 from hook.names import ctkconfig
 from ldcache.errors import NvhookError
 
@@ -81,7 +81,7 @@ def add_cdi(group: argparse.ArgumentParser) -> None:
     prefix = "NVIDIA_CTK_CDI_GENERATE"
     option(make, "--output", env="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", help="the file; none is stdout")
     option(make, "--format", env=f"{prefix}_OUTPUT_FORMAT", help="yaml or json")
-    option(make, "--mode", "--discovery-mode", env=f"{prefix}_MODE", help="auto or nvml")
+    option(make, "--mode", "--discovery-mode", env=f"{prefix}_MODE", help="as of `cdi generate`")
     option(make, "--driver-root", env="NVIDIA_CTK_DRIVER_ROOT", help="where the driver's files lie")
     option(make, "--dev-root", env="NVIDIA_CTK_DEV_ROOT", help="where the device nodes lie")
     option(make, "--vendor", "--cdi-vendor", env=f"{prefix}_VENDOR", help="of the devices' names")
@@ -95,11 +95,12 @@ def add_cdi(group: argparse.ArgumentParser) -> None:
         (("--config-search-path",), "CONFIG_SEARCH_PATHS", "not supported"),
         (("--disable-hook", "--disable-hooks"), "DISABLED_HOOKS", "a part that the hook leaves out"),
         (("--enable-hook", "--enable-hooks"), "ENABLED_HOOKS", "a part that the hook does"),
-        (("--feature-flag", "--feature-flags"), "FEATURE_FLAGS", "has no effect"),
-        (("--csv.file",), "CSV_FILES", "not supported"),
-        (("--csv.ignore-pattern",), "CSV_IGNORE_PATTERNS", "not supported"),
+        (("--feature-flag", "--feature-flags"), "FEATURE_FLAGS", "as of `cdi generate`"),
+        (("--csv.file",), "CSV_FILES", "a list of Tegra's instead of the usual ones"),
+        (("--csv.ignore-pattern",), "CSV_IGNORE_PATTERNS", "links to leave out"),
     ):
         option(make, *names, many=True, env=f"{prefix}_{env}", help=help)
+    option(make, "--csv.compat-container-root", env=f"{prefix}_CSV_CONTAINER_COMPAT_ROOT", help="of images for Tegra")
     make.add_argument("--no-all-device", action="store_true", help="no device `all`")
     option(make, "--host-root", help="nvhook's own: the folder that stands for the host's /")
     show = verbs.add_parser("list", help="the names of the CDI devices, one a line")
@@ -198,7 +199,18 @@ def translated(arguments: argparse.Namespace) -> list[list[str]]:
 
 
 TRANSFORM = {name: name for name in ("--from", "--to", "--input", "--output", "--relative-to")}
-GENERATE = {name: name for name in ("--driver-root", "--dev-root", "--vendor", "--class", "--host-root")}
+GENERATE = {
+    name: name
+    for name in (
+        *("--mode", "--driver-root", "--dev-root", "--vendor", "--class", "--host-root"),
+        "--csv.compat-container-root",
+    )
+}
+# Feature flags without which the file would be another, and what to do instead.
+LOST_FLAGS = {
+    "enable-explicit-driver-libraries": "drop it; install the image's own libglvnd",
+    "enable-coherent-annotations": "drop it; write a file for some GPUs by --device-id and --class",
+}
 NODES = {name: name for name in ("--dev-root", "--host-root")}
 CONFIGURE = {"--config": "--config", "--nvidia-runtime-name": "--name", "--nvidia-runtime-path": "--runtime-path"}
 
@@ -228,22 +240,27 @@ def unsupported(name: str, remedy: str) -> NvhookError:
 
 def generate(arguments: argparse.Namespace) -> list[list[str]]:
     """`cdi generate`."""
-    if arguments.mode not in (None, "", "auto", "nvml"):
-        raise unsupported(f"--mode {arguments.mode}", "use --mode auto: nvhook asks the kernel, then NVML")
-    for name in ("--config-search-path", "--csv.file", "--csv.ignore-pattern"):
-        if values(arguments, name):
-            raise unsupported(name, "drop it; nvhook looks where the driver's files are installed")
+    if values(arguments, "--config-search-path"):
+        raise unsupported("--config-search-path", "drop it; nvhook looks where the driver's files are installed")
+    asked = values(arguments, "--feature-flag")
+    for flag in asked:
+        if flag in LOST_FLAGS:
+            raise unsupported(f"--feature-flag {flag}", LOST_FLAGS[flag])
+        if flag not in content.FLAGS:
+            print(f"nvidia-ctk: warning: --feature-flag {flag} has no effect: nobody knows it", file=sys.stderr)
     no_effect(
         arguments,
         {
             "--nvidia-cdi-hook-path": "the file names the installed nvhook-create-container",
             "--ldconfig-path": "no ldconfig is run",
-            "--feature-flag": "nvhook has none of NVIDIA's feature flags",
         },
     )
     words = ["cdi", "generate", *single(arguments, GENERATE)]
     for name in ("--device-name-strategy", "--device-id", "--library-search-path", "--disable-hook", "--enable-hook"):
         words += repeated(name, values(arguments, name))
+    for name in ("--csv.file", "--csv.ignore-pattern"):
+        words += repeated(name, values(arguments, name))
+    words += repeated("--feature-flag", [flag for flag in asked if flag in content.FLAGS])
     if arguments.no_all_device or os.environ.get("NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE") in ("1", "true"):
         words.append("--no-all-device")
     return [words + output(arguments.output, arguments.format)]

@@ -97,4 +97,5 @@ def _base(top: Path) -> Tree:
     merged_usr(tree)
     tree.folder("/dev")
     tree.folder("/proc")
+    tree.folder("/run")
     return tree

@@ -12,11 +12,12 @@ Socket = Literal["answering", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class Mig:
-    """A MIG device: the numbers of its GPU instance and compute instance, and the UUID that NVML gives it."""
+    """A MIG device: the numbers of its GPU instance and compute instance, and the UUID and profile that NVML tells."""
 
     gi: int
     ci: int
     uuid: str
+    profile: str = "1g.18gb"
 
 
 @dataclass(frozen=True, slots=True)

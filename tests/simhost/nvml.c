@@ -58,7 +58,7 @@ struct fault {
 /* A handle of NVML's is one of either kind, told apart by where it points. */
 struct mig {
 	unsigned gpu, gi, ci; /* `gpu`: NVML's index of its parent */
-	char uuid[80];
+	char uuid[80], profile[32];
 };
 
 static struct gpu gpus[GPUS];
@@ -106,7 +106,8 @@ static void load_configuration(FILE *file)
 				  &gpu->numa_node, gpu->name) == 15) {
 			gpu_count++;
 		} else if (mig_count < MIGS &&
-			   sscanf(line, "mig %u %u %u %79s", &mig->gpu, &mig->gi, &mig->ci, mig->uuid) == 4) {
+			   sscanf(line, "mig %u %u %u %79s %31s", &mig->gpu, &mig->gi, &mig->ci, mig->uuid,
+				  mig->profile) == 5) {
 			mig_count++;
 		} else if (fault_count < FAULTS && sscanf(line, "fault %63s %d %u %d %15s", fault->call, &fault->gpu,
 							  &fault->delay_ms, &fault->result, fault->action) == 5) {
@@ -420,6 +421,13 @@ int nvmlDeviceGetUUID(struct gpu *gpu, char *uuid, unsigned length)
 
 int nvmlDeviceGetName(struct gpu *gpu, char *name, unsigned length)
 {
+	struct mig *mig = mig_of(gpu);
+
+	if (mig) {
+		ENTER((int)mig->gpu);
+		int wanted = snprintf(name, length, "%s MIG %s", gpus[mig->gpu].name, mig->profile);
+		return wanted >= (int)length ? INSUFFICIENT_SIZE : SUCCESS;
+	}
 	ENTER_GPU(gpu);
 	return copy(name, length, gpu->name);
 }

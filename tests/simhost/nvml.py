@@ -40,7 +40,7 @@ def write(folder: Path, host: Host, nvml: Nvml) -> None:
     lines = [f"driver {version}", f"nvml {host.cuda_version // 1000}.{version}", f"cuda {host.cuda_version}"]
     for index, gpu in enumerate(host.nvml_order):
         lines.append(_gpu_line(gpu))
-        lines += [f"mig {index} {device.gi} {device.ci} {device.uuid}" for device in gpu.mig_devices]
+        lines += [f"mig {index} {device.gi} {device.ci} {device.uuid} {device.profile}" for device in gpu.mig_devices]
     for fault in nvml.faults:
         index = -1 if fault.gpu is None else fault.gpu
         lines.append(f"fault {fault.call} {index} {fault.delay_ms} {fault.result} {fault.action}")

@@ -198,6 +198,21 @@ def test_forward_compatibility(names: Names, branches: list[int], with_cache: bo
     assert all((f"/{COMPAT}/" in line) == used for line in lines)
 
 
+@pytest.mark.parametrize("cuda", ["13.8", "13.9"])
+@pytest.mark.parametrize("with_cache", [True, False])
+def test_forward_compatibility_by_the_cuda_version(names: Names, cuda: str, with_cache: bool) -> None:
+    """As in a file for Orin."""
+    add_compat(names, [])
+    own = names.image / f"{COMPAT}_orin"
+    (names.image / COMPAT).rename(own)
+    words = [f"--host-cuda-version={cuda}", f"--cuda-compat-container-root=/{COMPAT}_orin"]
+    hooks = [names.hook("enable-cuda-compat", *words)]
+    if with_cache:
+        hooks.append(names.hook("update-ldcache", "--folder", MULTIARCH))
+    text = output(names.bundle("resolve libcuda.so.1 || true", *hooks))
+    assert (f"/{COMPAT}_orin/" in text) == (cuda == "13.8")
+
+
 # Verbs
 
 

@@ -633,6 +633,20 @@ def test_forward_compatibility_by_cdi(kind: MakeKind, prefix: Path, branches: li
     assert image.shell("resolve libcuda.so.1", **made.others) == [f"libcuda.so.1 {where}/libcuda.so.1"]
 
 
+@pytest.mark.parametrize("cuda", ["13.8", "13.9"])
+def test_forward_compatibility_by_the_cuda_version(kind: MakeKind, prefix: Path, cuda: str) -> None:
+    """As on Orin, whose driver has no branch, and for which images have a folder of its own."""
+    image = kind()
+    compat(image, "1.1", [], "usr/local/cuda/compat_orin")
+    compat(image, "595.54.14", [580])
+    words = ["--compat-cuda", cuda, "--compat-folder", "/usr/local/cuda/compat_orin"]
+    where = "/usr/local/cuda/compat_orin" if cuda == "13.8" else MULTIARCH
+    made = Finish(image, prefix, MULTIARCH, *words)
+    assert image.shell("resolve libcuda.so.1", **made.others) == [f"libcuda.so.1 {where}/libcuda.so.1"]
+    made = Finish(image, prefix, MULTIARCH, *words, "--no-forward-compatibility")
+    assert image.shell("resolve libcuda.so.1", **made.others) == [f"libcuda.so.1 {MULTIARCH}/libcuda.so.1"]
+
+
 def test_another_version_beside_a_cdi_mount(kind: MakeKind, prefix: Path) -> None:
     image = kind()
     add_library(image, f"{MULTIARCH}/libcuda.so.999.1", "libcuda.so.1")

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from tests.system.prestart import nvhook, output, reported, visible
 
 pytestmark = needs_program("runc")
 
+TREE = Path(__file__).resolve().parents[2]
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 CAPS_MAJOR = simhost.Host().caps_major
 WHOLE, GPU = simhost.gpus(2)
@@ -102,6 +106,31 @@ def test_a_divided_gpu_alone(
     assert opened(text) == set()
     assert not any(line.startswith("./gpu") for line in text.splitlines())
     assert "GPU 1 is divided into MIG devices, and alone runs nothing" in (tmp_path / "said").read_text()
+
+
+def test_a_divided_gpu_alone_computes_nothing(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:
+    done = make_bundle("true", env=visible("0,1", "compute"), prestart=nvhook(prefix, host)).run()
+    assert done.returncode != 0
+    assert "GPU 1 is divided into MIG devices, and alone runs nothing" in done.stderr
+
+
+def test_a_gpu_in_mig_mode_without_a_device(prefix: Path, tmp_path: Path, make_bundle: MakeBundle) -> None:
+    """By what NVML said before, and said again when it counted; the mode may be off by then."""
+    host = simhost.build(tmp_path / "empty", simhost.Host(gpus=(WHOLE, replace(GPU, mig=1)), graphics=False))
+    hooks = nvhook(prefix, host)
+    words = [sys.executable, "-m", "hook", "inventory", "--host-root", str(host.root), "--nvml", "health", "--quiet"]
+    subprocess.run(words, cwd=TREE, check=True)
+    text = output(make_bundle(LOOK, env=visible("all", "compute"), prestart=hooks))
+    assert "./nvidia0" in text and "./nvidia1" not in text
+    host.clear_nvml_calls()
+    done = make_bundle("true", env=visible("1", "compute"), prestart=hooks).run()
+    assert done.returncode != 0
+    assert f"GPU 1 ({GPU.bus_id}) is in MIG mode without a MIG device, and runs nothing" in done.stderr
+    assert "nvidia-smi -i 1 -mig 0" in done.stderr
+    assert {call.gpu for call in host.nvml_calls()} == {-1, 1}
+    host.host = replace(host.host, gpus=(WHOLE, GPU))
+    host.set_nvml(simhost.Nvml())
+    assert "./nvidia1" in output(make_bundle(LOOK, env=visible("1", "compute"), prestart=hooks))
 
 
 def test_a_second_run_changes_nothing(prefix: Path, host: SimulatedHost, make_bundle: MakeBundle) -> None:

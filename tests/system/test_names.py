@@ -114,6 +114,17 @@ def test_configure_in_a_namespace_of_its_own(host: SimulatedHost, tmp_path: Path
     assert (image / "dev/nvidia1").stat().st_size == 0
 
 
+def test_configure_without_nodes(host: SimulatedHost, tmp_path: Path) -> None:
+    image = roots.make_root(tmp_path / "image")
+    words = ("configure", "--no-cgroups", "--no-devbind", "--device=1", "--utility", str(image))
+    script = OWN.replace("libcuda.so.1", "libnvidia-ml.so.1").replace("ls -l /dev/nvidia1", "ls /dev")
+    command = ["unshare", "--mount", "sh", "-euc", script, "sh", str(image), *cli(host, *words)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TREE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("libnvidia-ml.so.1 ") and "nvidia1" not in done.stdout
+    assert not (image / "dev/nvidia1").exists()
+
+
 def test_a_shared_mount_is_refused(host: SimulatedHost, tmp_path: Path) -> None:
     image = roots.make_root(tmp_path / "image")
     command = cli(host, "configure", "--no-cgroups", "--device=1", "--utility", str(image))

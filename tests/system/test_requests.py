@@ -163,6 +163,19 @@ def test_no_cgroups(make_bundle: MakeBundle, machine: SimulatedHost) -> None:
     assert rules[0] not in plan(make_bundle, machine, visible("0"))["steps"]
 
 
+def test_no_devbind(prefix: Path, machine: SimulatedHost, make_bundle: MakeBundle) -> None:
+    """No node, and everything else, the rules included."""
+    script = "ls /dev; find /usr -name 'libcuda.so.*'; ls /proc/driver/nvidia/gpus"
+    before = output(make_bundle(script, env=visible("0"), prestart=nvhook(prefix, machine))).split()
+    assert "nvidia0" in before
+    steps = plan(make_bundle, machine, visible("0"))["steps"]
+    configure(machine, "[prestart]\nno-devbind = true")
+    after = output(make_bundle(script, env=visible("0"), prestart=nvhook(prefix, machine))).split()
+    assert [line for line in before if not line.startswith("nvidia")] == after
+    left = plan(make_bundle, machine, visible("0"))["steps"]
+    assert [step for step in steps if step not in left] and [step for step in steps if "rule" in step][0] in left
+
+
 def test_forward_compatibility_by_configuration(make_bundle: MakeBundle, machine: SimulatedHost) -> None:
     made: dict[bool, Any] = {}
     for allowed in (True, False):

@@ -142,9 +142,9 @@ def test_what_manages_mig(tmp_path: Path) -> None:
 def test_uuids_of_old_drivers() -> None:
     devices = [{"gpu": "a", "gi": 1, "ci": 0, "uuid": None, "index": 0}]
     old = "MIG-GPU-00000001-2222-3333-4444-555555555555/1/0"
-    assert mig.learn(devices, "a", [[0, 1, 0, old]]) == []
+    assert mig.learn(devices, "a", [[0, 1, 0, old, ""]]) == []
     assert devices[0]["uuid"] == old
-    assert mig.learn(devices, "a", [[0, 1, 0, "nonsense\n"]]) == [
+    assert mig.learn(devices, "a", [[0, 1, 0, "nonsense\n", ""]]) == [
         "NVML calls a MIG device of GPU a 'nonsense\\n', which is no UUID"
     ]
     assert devices[0]["uuid"] == old

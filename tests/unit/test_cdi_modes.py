@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdi import cli, modes, reader, spec
-from cdi.host import inventory, platform
+from cdi.host import inventory, platform, tegra
 from cdi.host.store import Options
 from ldcache.errors import NvhookError
 from tests.hosts import look
 from tests.needs import needs_root
-from tests.simhost import Gpu, Host, bare, build, gpus
+from tests.simhost import Gpu, Host, SimulatedHost, bare, build, gpus
 from tests.simhost.tree import Tree
 
 HOOK = "/usr/bin/nvhook-create-container"
@@ -147,6 +148,87 @@ def test_tegras_lists(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert arguments(made, "--folder") == [f"{library}/tegra"]
     missing = f"dev /dev/not-on-this-board, lib {library}/tegra/libnone.so"
     assert f"listed and not there: {missing}\n" in said
+
+
+@needs_root
+def test_forward_compatibility_on_orin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the CUDA version of the release, in the folder of images for Orin; other boards have the usual one."""
+    tree = bare.tegra(tmp_path)
+    made, _ = generate(tmp_path, capsys)
+    assert arguments(made, "--compat-cuda") == ["12.6"] and arguments(made, "--compat-folder") == []
+    tree.write("/proc/device-tree/compatible", "nvidia,p3737-0000+p3701-0000\0nvidia,p3701-0000\0nvidia,tegra234\0")
+    made, _ = generate(tmp_path, capsys)
+    assert arguments(made, "--compat-folder") == ["/usr/local/cuda/compat_orin"]
+    made, _ = generate(tmp_path, capsys, "--csv.compat-container-root", "/opt/compat")
+    assert arguments(made, "--compat-folder") == ["/opt/compat"]
+    made, _ = generate(tmp_path, capsys, "--disable-hook", "enable-cuda-compat,create-symlinks")
+    assert arguments(made, "--compat-cuda") == arguments(made, "--compat-folder") == arguments(made, "--link") == []
+    tree.write("/etc/nv_tegra_release", "# R99 (release), REVISION: 1.0\n")
+    assert "--compat-cuda" not in str(generate(tmp_path, capsys)[0])
+
+
+@pytest.mark.parametrize(
+    ("release", "cuda"),
+    [
+        ("# R38 (release), REVISION: 2.0, GCID: 1", "13.0"),
+        ("# R36 (release), REVISION: 4.3, GCID: 1", "12.6"),
+        ("# R36 (release), REVISION: 3.0", "12.2"),
+        ("# R35 (release), REVISION: 4.1", "11.4"),
+        ("# R32 (release), REVISION: 7.1", "10.2"),
+        ("# R28 (release), REVISION: 2.0", ""),
+        ("# R99 (release), REVISION: 2.0", ""),
+        ("", ""),
+    ],
+)
+def test_the_cuda_version_of_a_release(release: str, cuda: str) -> None:
+    assert tegra.cuda(release) == cuda
+
+
+def thor(top: Path, *names: str) -> SimulatedHost:
+    """A Thor with the ordinary module, whose GPUs have these names, and lists that know of no second one."""
+    cards = tuple(replace(card, name=name) for card, name in zip(gpus(len(names)), names, strict=True))
+    host = build(top, Host(gpus=cards, modules=("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm")))
+    tree = Tree(host.root)
+    tree.write("/etc/nv_tegra_release", "# R38 (release), REVISION: 2.0\n")
+    lines = [f"dev, /dev/{name}" for name in ("nvidia0", "nvidia1", "nvidiactl", "nvmap")]
+    tree.write(f"{bare.LISTS}/devices.csv", "\n".join(lines))
+    tree.node("/dev/nvmap", 10, 60, 0o666)
+    if not host.path("/dev/nvidia2").exists():
+        tree.node("/dev/nvidia2", 195, 2, 0o666)
+    return host
+
+
+def nodes(made: dict[str, Any]) -> dict[str, list[str]]:
+    return {one["name"]: [node["path"] for node in one["containerEdits"]["deviceNodes"]] for one in made["devices"]}
+
+
+@needs_root
+def test_thors_own_gpu_and_a_discrete_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lists' minor 1 is then the discrete one's, which has the driver's nodes with it."""
+    host = thor(tmp_path, "NVIDIA Thor", "NVIDIA RTX PRO 6000")
+    made, said = generate(host.root, capsys)
+    found = nodes(made)
+    own = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvmap", "/dev/nvidia2"]
+    second = ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset", "/dev/nvidia1"]
+    second += ["/dev/dri/card1", "/dev/dri/renderD129"]
+    assert found == {"0": own, "1": second, "all": own + [path for path in second if path not in own]}
+    assert "GPUs are not" not in said
+    made, _ = generate(host.root, capsys, "--feature-flag", "disable-multiple-csv-devices")
+    listed = ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvmap"]
+    assert nodes(made) == {"0": listed, "all": listed}
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("names", "warned"),
+    [(("NVIDIA Thor",), False), (("NVIDIA H200", "NVIDIA Thor"), True), (("NVIDIA Thor", "A", "B"), True)],
+)
+def test_other_sets_of_gpus_on_a_tegra(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: tuple[str, ...], warned: bool
+) -> None:
+    made, said = generate(thor(tmp_path, *names).root, capsys)
+    assert spec.device_names(made) == ["0", "all"]
+    assert (f"for GPUs are not a Tegra's and one more: {', '.join(names)}" in said) == warned
 
 
 @needs_root

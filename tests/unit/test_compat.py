@@ -62,6 +62,31 @@ def test_odd_notes(tmp_path: Path, library: bytes, words: str) -> None:
     assert words in made.warnings[0]
 
 
+@pytest.mark.parametrize(
+    ("note", "cuda", "used"),
+    [
+        (b'{"CUDA version": "12.9"}', "12.6", True),
+        (b'{"cuda Version": "12.10"}', "12.9", True),
+        (b'{"CUDA version": "12.6", "driver": [540]}', "12.6", False),
+        (b'{"CUDA version": "12.2"}', "12.6", False),
+        (b'{"CUDA version": "12.9"}', "", False),
+        (b'{"CUDA version": 12}', "12.6", False),
+        (b"{}", "12.6", False),
+        (None, "12.6", False),
+    ],
+)
+def test_by_the_cuda_version(tmp_path: Path, note: bytes | None, cuda: str, used: bool) -> None:
+    """Of a host whose driver has no branch, in a folder of its machine's own; the driver's branches say nothing."""
+    library = noted(note) if note else elfwriter.shared_object("libcuda.so.1")
+    base = image(tmp_path, ("libcuda.so.1.1", library))
+    (tmp_path / "usr/local/cuda/compat").rename(tmp_path / "usr/local/cuda/compat_orin")
+    place = "/usr/local/cuda/compat_orin"
+    made = compat.decide(base, "", cuda, place)
+    assert (made.used, made.folder) == (used, place if used else "")
+    assert f"{place}/libcuda.so.1.1" in made.reason
+    assert bool(made.warnings) == (note is not None and b'"12.' not in note)
+
+
 def test_no_such_folder(tmp_path: Path) -> None:
     made = compat.decide(root.open_root(str(tmp_path)), "535.104.05")
     assert (made.used, made.reason, made.warnings) == (False, "", [])

@@ -81,6 +81,7 @@ def test_every_key_has_a_default_and_a_line_in_the_manual() -> None:
         ('[driver]\nroot = "/run//nvidia/driver/"', {"driver.root": "/run/nvidia/driver"}),
         ("[features]\nignore-imex-channel-requests = true", {"features.ignore-imex-channel-requests": True}),
         ("[prestart]\nno-cgroups = true", {"prestart.no-cgroups": True}),
+        ("[prestart]\nno-devbind = true", {"prestart.no-devbind": True}),
         ('[log]\nfile = "/var/log/nvhook.log"', {"log.file": "/var/log/nvhook.log"}),
         ('[log]\nfile = "/dev/null"\nlevel = "debug"', {"log.file": "", "log.level": "debug"}),
         ("", {}),

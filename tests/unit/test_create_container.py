@@ -81,9 +81,9 @@ def test_what_the_other_hooks_were_told() -> None:
         ["enable-cuda-compat", "-host-driver-version", "580.1"],
         ["update-ldcache"],
     ]
-    assert cdihook.driver_version(container) == "580.1"
+    assert cdihook.peer_values(container) == {"--host-driver-version": ["580.1"]}
     container.create_hooks = container.create_hooks[1:]
-    assert cdihook.driver_version(container) == ""
+    assert cdihook.peer_values(container) == {}
 
 
 # The state of a createContainer hook

@@ -629,3 +629,37 @@ def test_usage_of_content(words: list[str], what: str, capsys: pytest.CaptureFix
         cli.main(["generate", *words])
     assert caught.value.code == 2
     assert what in capsys.readouterr().err
+
+
+# --- nvidia-ctk's feature flags
+
+
+@needs_root
+def test_feature_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each changes one thing; what is not asked here is no error to leave out."""
+    host = build(tmp_path, Host(persistenced="answering", mps=True, modules=("nvidia", "nvidia_uvm", "nvidia_drm")))
+    os.chown(host.path("/dev/dri/renderD128"), 0, 44)
+    words = ["generate", "--host-root", str(host.root), "--hook-path", HOOK, "--spec-version-max", "0.7.0"]
+
+    def made(*flags: str) -> dict[str, Any]:
+        assert cli.main([*words, *flags]) == 0
+        found: dict[str, Any] = reader.parse(capsys.readouterr().out)
+        return found
+
+    plain = made()
+    places = {mount["containerPath"] for mount in plain["containerEdits"]["mounts"]}
+    assert {"/run/nvidia-persistenced/socket", "/tmp/nvidia-mps"} <= places
+    without = made("--feature-flag", "disable-ipc-discoverer")
+    left = {mount["containerPath"] for mount in without["containerEdits"]["mounts"]}
+    assert places - left == {"/run/nvidia-persistenced/socket", "/tmp/nvidia-mps"}
+    assert "additionalGids" in str(plain)
+    assert "additionalGids" not in str(made("--feature-flags", "no-additional-gids-for-device-nodes"))
+    assert made("--feature-flag", "disable-nvsandboxutils,disable-nvsandbox-utils") == plain
+    host.close()
+
+
+def test_an_unknown_feature_flag_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["generate", "--feature-flag", "enable-everything"])
+    assert ended.value.code == 2
+    assert "--feature-flag enable-everything: use some of disable-ipc-discoverer" in capsys.readouterr().err

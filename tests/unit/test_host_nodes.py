@@ -38,7 +38,16 @@ def test_nodes(workstation: SimulatedHost) -> None:
         "gid": 0,
         "role": "drm",
         "gpu": None,
+        "links": [f"/dev/dri/by-path/pci-{first}-card"],
     }
+    # By the PCI address, where the host has a link and it leads to that very node.
+    by_path = workstation.path("/dev/dri/by-path")
+    (by_path / f"pci-{first}-card").unlink()
+    (by_path / f"pci-{first}-render").unlink()
+    (by_path / f"pci-{first}-render").symlink_to("../renderD129")
+    links = {n["path"]: n["links"] for n in look(workstation)["nodes"] if n["role"] == "drm"}
+    assert links["/dev/dri/card0"] == links["/dev/dri/renderD128"] == []
+    assert links["/dev/dri/renderD129"] == [f"/dev/dri/by-path/pci-{second}-render"]
 
 
 @needs_root

@@ -58,6 +58,7 @@ def test_h200_kernel_facts(h200: SimulatedHost) -> None:
             "uuid": "GPU-11111111-2222-3333-4444-555555555555",
             "arch": None,
             "brand": None,
+            "mig_mode": None,
             "numa_node": None,
             "name": "NVIDIA H200",
             "node": "/dev/nvidia0",

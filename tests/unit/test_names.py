@@ -85,6 +85,20 @@ def translate(*words: str) -> list[list[str]]:
             "system create-dev-char-symlinks --create-all --dev-root /run/dev",
             [["nodes", "create", "--dev-root=/run/dev"], ["nodes", "link", "--dev-root=/run/dev"]],
         ),
+        ("cdi generate --discovery-mode=management", [["cdi", "generate", "--mode=management"]]),
+        (
+            "cdi generate --mode csv --csv.file=/a.csv,/b.csv --csv.ignore-pattern **/x --csv.compat-container-root /c",
+            [
+                [
+                    *("cdi", "generate", "--mode=csv", "--csv.compat-container-root=/c"),
+                    *("--csv.file=/a.csv", "--csv.file=/b.csv", "--csv.ignore-pattern=**/x"),
+                ]
+            ],
+        ),
+        (
+            "cdi generate --feature-flags disable-ipc-discoverer,disable-nvsandboxutils",
+            [["cdi", "generate", "--feature-flag=disable-ipc-discoverer", "--feature-flag=disable-nvsandboxutils"]],
+        ),
     ],
 )
 def test_each_command_becomes_ours(words: str, commands: list[list[str]]) -> None:
@@ -94,8 +108,8 @@ def test_each_command_becomes_ours(words: str, commands: list[list[str]]) -> Non
 @pytest.mark.parametrize(
     "words",
     [
-        "cdi generate --mode=management",
-        "cdi generate --csv.file=x.csv",
+        "cdi generate --feature-flag=enable-coherent-annotations",
+        "cdi generate --feature-flag=enable-explicit-driver-libraries",
         "cdi generate --config-search-path=/etc",
         "runtime configure --config-mode=oci-hook",
         "system create-dev-char-symlinks --dev-char-path=/tmp/char",
@@ -111,7 +125,7 @@ def test_what_would_give_another_result_is_refused(words: str) -> None:
     ("words", "option"),
     [
         ("cdi generate --nvidia-ctk-path=/usr/bin/nvidia-ctk", "--nvidia-cdi-hook-path"),
-        ("cdi generate --feature-flags a", "--feature-flag"),
+        ("cdi generate --feature-flags a", "--feature-flag a"),
         ("runtime configure --drop-in-config=/etc/x.toml", "--drop-in-config"),
     ],
 )

@@ -232,7 +232,7 @@ def test_what_the_driver_prints_is_not_taken_for_an_answer(host: SimulatedHost) 
         f'{{"asking": "{BUS_IDS[0]}"}}',
         f'{{"gpu": "{BUS_IDS[0]}", "uuid": "{UUIDS[0]}"}}',
         f'{{"gpu": "{BUS_IDS[0]}", "arch": "9.0", "brand": "Nvidia"}}',
-        f'{{"gpu": "{BUS_IDS[0]}", "mig": []}}',
+        f'{{"gpu": "{BUS_IDS[0]}", "mig_mode": false, "mig": []}}',
         '{"done": true}',
     ]
     assert done.stderr == b""
@@ -294,6 +294,8 @@ def test_without_a_folder_nothing_is_remembered() -> None:
         b"[1, 2]",
         b'{"uuid": 7}',
         b'{"cuda": "13"}',
+        b'{"gpu": "a", "mig": [[0, 1, 0, "MIG-1"]]}',
+        b'{"gpu": "a", "mig_mode": 1}',
         b'{"more": "x"}',
         b"\xff",
         b'{"asking": ' + b"[" * 100_000,

@@ -34,7 +34,9 @@ def mig_layout(draw: st.DrawFn, gpu: dict[str, Any]) -> list[dict[str, Any]]:
     """The MIG devices of a GPU: some instances, some of them with several compute instances, in any order."""
     numbers = st.tuples(st.integers(0, 6), st.integers(0, 3))
     pairs = draw(st.lists(numbers, max_size=7, unique=True)) if draw(st.booleans()) else []
-    return [inventories.mig_device(gpu, index, gi, ci) for index, (gi, ci) in enumerate(pairs)]
+    profiles = st.sampled_from(["1g.12gb", "1g.24gb+gfx", None])
+    made = [inventories.mig_device(gpu, index, gi, ci) for index, (gi, ci) in enumerate(pairs)]
+    return [entry | {"profile": draw(profiles)} for entry in made]
 
 
 Case = tuple[dict[str, Any], dict[str, str], set[str], set[str]]
@@ -73,14 +75,17 @@ def cases(draw: st.DrawFn) -> Case:
             entries = [entry for entry in inventory["mig"] if entry["gpu"] == gpu["bus_id"]]
             chosen.add(gpu["bus_id"])
             with_mig: bool = draw(st.booleans())
-            if entries and with_mig:
+            # Whole, a divided GPU is for who only looks on.
+            if entries and (with_mig or capabilities != {"utility"}):
                 entry = draw(st.sampled_from(entries))
                 ids.append(mig_forms(draw, gpu, entry))
                 asked.append(entry)
             else:
                 ids.append(forms(draw, gpu))
-    roles = ("gpu", "drm") if "graphics" in capabilities else ("gpu",)
-    per_gpu = [node for node in inventory["nodes"] if node["gpu"] in chosen and node["role"] in roles]
+    drawing = {entry["gpu"] for entry in asked if entry["profile"] == "1g.24gb+gfx"}
+    drawing |= chosen - {entry["gpu"] for entry in inventory["mig"]}
+    of_role = {"gpu": chosen, "drm": drawing if "graphics" in capabilities else set()}
+    per_gpu = [node for node in inventory["nodes"] if node["gpu"] in of_role.get(node["role"], ())]
     expected |= {node["path"] for node in per_gpu}
 
     env = {"NVIDIA_VISIBLE_DEVICES": ",".join(ids), "NVIDIA_DRIVER_CAPABILITIES": ",".join(sorted(capabilities))}

@@ -259,6 +259,43 @@ def test_a_divided_gpu_alone_runs_nothing(divided: dict[str, Any]) -> None:
     assert chosen.warnings == ["GPU 1 is divided into MIG devices, and alone runs nothing: ask for 1:0 or so"]
 
 
+@pytest.mark.parametrize("names", [("0", "1"), ("0000:07:00.0",)])
+def test_a_divided_gpu_alone_is_no_gpu_to_compute_on(divided: dict[str, Any], names: tuple[str, ...]) -> None:
+    with pytest.raises(selection.InMigMode, match="^GPU 1 is divided into MIG devices, and alone runs nothing$"):
+        choose(names, "compute", "utility", inventory=divided)
+    assert len(choose(("1", "1:0"), "compute", inventory=divided).mig) == 1
+
+
+def test_a_gpu_in_mig_mode_without_a_device() -> None:
+    """Nothing runs there: no device for who computes, one for who manages MIG or only looks on."""
+    made = inventories.with_everything(inventories.inventory(2))
+    made["gpus"][1]["mig_mode"] = True
+    chosen = choose(None, "compute", inventory=made)
+    assert [gpu["index"] for gpu in chosen.gpus] == [0] and "/dev/nvidia1" not in paths(chosen.nodes)
+    (warning,) = chosen.warnings
+    assert warning.startswith("GPU 1 is left out. GPU 1 (0000:07:00.0) is in MIG mode without a MIG device")
+    with pytest.raises(selection.InMigMode) as caught:
+        choose(("0", "1"), "compute", inventory=made)
+    assert "nvidia-smi mig -i 1 -cgi" in caught.value.remedy
+    made["gpus"][0]["mig_mode"] = True
+    with pytest.raises(selection.InMigMode, match="^GPU 0 "):
+        choose(None, "compute", inventory=made)
+    wanted = Request(None, ("compute", "utility"))
+    wanted.mig_control = ("config",)
+    assert len(selection.select(made, wanted).gpus) == 2
+    looking = choose(("1",), "utility", inventory=made)
+    assert "/dev/nvidia1" in paths(looking.nodes) and len(looking.warnings) == 1
+
+
+@pytest.mark.parametrize(("profile", "draws"), [("1g.24gb+gfx", True), ("1g.24gb", False), (None, False)])
+def test_drm_nodes_of_mig_devices_that_draw(divided: dict[str, Any], profile: str | None, draws: bool) -> None:
+    divided["mig"][0]["profile"] = profile
+    found = paths(choose(("1:0",), "graphics", inventory=divided).nodes)
+    assert [path for path in found if "/dri/" in path] == ["/dev/dri/renderD129"] * draws
+    assert not any("/dri/" in path for path in paths(choose(("1:1",), "graphics", inventory=divided).nodes))
+    assert "/dev/dri/renderD128" in paths(choose(("0",), "graphics", inventory=divided).nodes)
+
+
 def test_a_mig_device_without_its_nodes(divided: dict[str, Any]) -> None:
     divided["mig"][0]["nodes"] = []
     with pytest.raises(NvhookError, match="the capability nodes of MIG device MIG-00010003.* are missing"):
