@@ -303,8 +303,9 @@ while libc.renameat2(AT_FDCWD, one, AT_FDCWD, other, RENAME_EXCHANGE) == 0:
     [
         ("openat2", 10),
         ("walk", 10),
-        pytest.param("openat2", 1000, marks=pytest.mark.long),
-        pytest.param("walk", 200, marks=pytest.mark.long),
+        # Over a thousand, all folders together.
+        pytest.param("openat2", 350, marks=pytest.mark.long),
+        pytest.param("walk", 100, marks=pytest.mark.long),
     ],
     indirect=["prestart"],
 )
