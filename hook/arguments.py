@@ -27,10 +27,11 @@ VERB_VALUED = ("bundle", "b", "config", "f", "console-socket", "pid-file", "pres
 
 
 class Arguments:
-    """`words` are for the low-level runtime, `verb` "" where there is none. `log`, `log_format` and `bundle` are None
-    where the caller gave none; of several the last counts, as for the runtimes."""
+    """`words` are for the low-level runtime, `verb` "" where there is none. `log`, `log_format`, `bundle` and
+    `root`, where the runtime keeps states, are None where the caller gave none; of several the last counts, as for the
+    runtimes."""
 
-    __slots__ = ("bundle", "config", "debug", "host_root", "identity", "log", "log_format", "verb", "words")
+    __slots__ = ("bundle", "config", "debug", "host_root", "identity", "log", "log_format", "root", "verb", "words")
 
     def __init__(self) -> None:
         self.words: list[str] = []
@@ -39,6 +40,7 @@ class Arguments:
         self.host_root = "/"
         self.log: str | None = None
         self.log_format: str | None = None
+        self.root: str | None = None
         self.bundle: str | None = None
         self.config: str | None = None
         self.identity = ""
@@ -74,6 +76,8 @@ def parse(argv: list[str]) -> Arguments:
             made.log = value
         elif name == "log-format":
             made.log_format = value
+        elif name == "root":
+            made.root = value
         at += size
     rest = argv[at:]
     made.words += rest

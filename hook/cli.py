@@ -31,6 +31,7 @@ def parser() -> argparse.ArgumentParser:
     configure = verbs.add_parser("configure", help="register with docker, containerd, CRI-O or podman")
     add_configure_options(configure)
     add_nodes_options(verbs.add_parser("nodes", help="make the driver's device nodes and their links in /dev/char"))
+    add_metrics_options(verbs.add_parser("metrics", help="count starts, failures and times for a node exporter"))
     verify = verbs.add_parser("verify", help="run CUDA kernels and check every element")
     add_verify_options(verify)
     install = verbs.add_parser("install", help="install the hooks for container engines")
@@ -107,6 +108,13 @@ def add_nodes_options(verb: argparse.ArgumentParser) -> None:
     devicefiles.add_arguments(verb)
 
 
+def add_metrics_options(verb: argparse.ArgumentParser) -> None:
+    """Options of `nvhook metrics`."""
+    from hook import metrics
+
+    metrics.add_arguments(verb)
+
+
 def add_verify_options(verb: argparse.ArgumentParser) -> None:
     """Options of `nvhook verify`."""
     from hook import verify
@@ -151,6 +159,13 @@ def run_nodes(arguments: argparse.Namespace) -> int:
     return devicefiles.run(arguments)
 
 
+def run_metrics(arguments: argparse.Namespace) -> int:
+    """`nvhook metrics`."""
+    from hook import metrics
+
+    return metrics.run(arguments)
+
+
 def run_verify(arguments: argparse.Namespace) -> int:
     """`nvhook verify`."""
     from hook import verify
@@ -171,6 +186,7 @@ VERBS = {
     "config": run_config,
     "configure": run_configure,
     "inventory": run_inventory,
+    "metrics": run_metrics,
     "nodes": run_nodes,
     "plan": run_plan,
     "verify": run_verify,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from hook.log import Log
+    from hook.record import Record
     from hook.state import Container
     from hook.step import Step
     from ldcache import elf
@@ -92,7 +93,16 @@ def main(argv: list[str]) -> int:
     parts = read_parts(argv)
     for part in parts.unknown:
         warn(f"left out what this version does not know: {part}")
-    run(state.read_created(), parts)
+    container = state.read_created()
+    times = state.start_record(parts.host_root, "create-container", "namespace", container.id, container.pid)
+    try:
+        run(container, parts, times)
+    except NvhookError as error:
+        if times is not None:
+            times.end(error)
+        raise
+    if times is not None:
+        times.end()
     return 0
 
 
@@ -197,7 +207,7 @@ def debug_log(container: Container) -> Log:
     return journal
 
 
-def run(container: Container, parts: Parts) -> None:
+def run(container: Container, parts: Parts, times: Record | None = None) -> None:
     """Do the parts in the container whose namespaces we are in. Raises NvhookError, with nothing left behind."""
     if "mount" not in container.namespaces:
         what = "the container has no mount namespace of its own; its mounts would be the host's"
@@ -209,16 +219,19 @@ def run(container: Container, parts: Parts) -> None:
     posix.umask(0)
     if not container.known:
         place.warnings.append(f"config.json is not to be read here; what is mounted below {container.root_path} counts")
-    finish(container, place, parts)
+    finish(container, place, parts, times)
     for warning in place.warnings:
         warn(warning)
 
 
-def finish(container: Container, place: namespace.Namespace, parts: Parts) -> None:
+def finish(container: Container, place: namespace.Namespace, parts: Parts, times: Record | None) -> None:
     """Judge what the image requires; then make links, cache, mask and profile. A failure takes back what was made."""
     plan = Plan()
-    needs_gpus = parts.mask or parts.profile or parts.requirements
+    needs_gpus = parts.mask or parts.profile or parts.requirements or times is not None
     minors = gpu_minors(place.base) if needs_gpus else []
+    if times is not None:
+        times.gpus = [str(minor) for minor in minors]
+        times.at("plan")
     if parts.requirements and parts.driver:
         require(container, parts, minors, place)
     for path, target in parts.links:
@@ -238,7 +251,7 @@ def finish(container: Container, place: namespace.Namespace, parts: Parts) -> No
     todo = steps.steps(plan, container, sources(container) if plan.links else None)
     if parts.mask:
         todo[:0] = mask(container, place, parts, minors)
-    steps.run(todo + parts.steps, place, debug_log(container) if parts.debug else None)
+    steps.run(todo + parts.steps, place, times, debug_log(container) if parts.debug else None)
 
 
 def search(container: Container, place: namespace.Namespace, plan: Plan, parts: Parts) -> None:
@@ -336,7 +349,7 @@ def require(container: Container, parts: Parts, minors: list[int], place: namesp
             continue
         if not verdict.satisfied:
             if parts.requirements == "enforce":
-                raise NvhookError(verdict.sentence(), requirements.REMEDY)
+                raise requirements.Unmet(verdict.sentence(), requirements.REMEDY)
             place.warnings.append(verdict.sentence())
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import posix
 
 from cdi.host import settings, store
-from hook import layout, loader, request, requirements, selection
+from hook import layout, loader, request, requirements, selection, state
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hook.log import Log
     from hook.namespace import Namespace
     from hook.plan import Plan
+    from hook.record import Record
     from hook.request import Decision, Request
     from hook.selection import Selection
     from hook.state import Container
@@ -29,42 +30,58 @@ if TYPE_CHECKING:
 def inject(container: Container, host_root: str, debug: bool = False) -> list[str]:
     """Put what the container asks for into it; warnings come back. Raises NvhookError, with nothing left behind."""
     host = root.open_host(host_root)
+    times = state.start_record(host_root, "prestart", "inventory", container.id, container.pid)
+    try:
+        said = logged(container, host, host_root, debug, times)
+    except NvhookError as error:
+        if times is not None:
+            times.end(error)
+        raise
+    if times is not None:
+        times.end()
+    return said
+
+
+def logged(container: Container, host: int, host_root: str, debug: bool, times: Record | None) -> list[str]:
+    """The same, with a log where one is wanted."""
     known = store.inventory(host, host_root)
     configured = settings.of(known)
     if not debug and not configured["log.file"]:
-        return put(container, host, host_root, known, None)
+        return put(container, host, host_root, known, times)
     from hook import log
 
-    journal = log.Log("prestart", container.id)
-    if debug:
-        journal.add(log.STDERR, "debug")
-    warnings = []
-    if configured["log.file"]:
-        try:
-            journal.add(log.open_file(host, configured["log.file"]), configured["log.level"])
-        except OSError as error:
-            warnings.append(f"cannot open the log {configured['log.file']}: {error.strerror}")
+    journal, warnings = log.begin("prestart", container.id, host, configured, debug)
     try:
-        said = put(container, host, host_root, known, journal)
+        said = put(container, host, host_root, known, times, journal)
     except NvhookError as error:
-        journal.line("error", f"{error.what}; remedy: {error.remedy}")
+        journal.error(error)
         raise
-    for warning in said:
-        journal.line("warning", warning)
+    journal.warn(said)
     return warnings + said
 
 
-def put(container: Container, host: int, host_root: str, known: dict[str, Any], journal: Log | None) -> list[str]:
+def put(
+    container: Container,
+    host: int,
+    host_root: str,
+    known: dict[str, Any],
+    times: Record | None,
+    journal: Log | None = None,
+) -> list[str]:
     """The same, with an inventory of the host; the log is told of it."""
     # Of no use to the runtime shim, which puts it into config.json.
     from hook import namespace
 
+    if times is not None:
+        times.at("request")
     decision, judged = decide(container, host, host_root, known)
     if journal is not None:
         journal.decision(decision)
     if judged is None:
         return decision.warnings
-    return apply(container, host, judged, namespace.Namespace(), decision.warnings, journal)
+    if times is not None:
+        times.use(judged.selection.gpus, mig_names(judged.selection))
+    return apply(container, host, judged, namespace.Namespace(), decision.warnings, times, journal)
 
 
 def apply(
@@ -73,11 +90,14 @@ def apply(
     judged: Judged,
     place: Namespace,
     warnings: list[str],
+    times: Record | None = None,
     journal: Log | None = None,
 ) -> list[str]:
     """Put what was judged into a namespace; all warnings come back. Raises NvhookError, with nothing left behind."""
     from hook import steps
 
+    if times is not None:
+        times.at("plan")
     place.open(container)
     outside = place.outside(container)
     plan = make_plan(container, judged.selection, outside, judged.settings)
@@ -86,22 +106,23 @@ def apply(
     if fit is not None and fit.warning():
         place.warnings.append(fit.warning())
     if journal is not None:
-        journal.left_out(judged.inventory, judged.selection)
-        if fit is not None:
-            cuda = f"image's CUDA {fit.image_cuda}, driver's {fit.driver_cuda}: {fit.kind}"
-            journal.line("debug", f"compatibility: {cuda}")
-        if plan.compat_reason:
-            journal.line("debug", f"forward compatibility: {plan.compat_reason}")
+        journal.judged(judged, plan, fit)
     todo = make_steps(plan, container, judged.settings)
     posix.close(outside)
     posix.umask(0)
-    todo = steps.prepare(todo, host, place, journal)
+    todo = steps.prepare(todo, host, place, times, journal)
+    if times is not None:
+        times.at("namespace")
     place.enter(container.root_path)
-    steps.run(todo, place, journal)
+    steps.run(todo, place, times, journal)
     if journal is not None:
-        gpus = ", ".join([str(gpu["index"]) for gpu in judged.selection.gpus])
-        journal.end(f"GPUs {gpus or 'none'} with {','.join(judged.wanted.capabilities)}: {len(todo)} steps done")
+        journal.end(f"{judged.text()}: {len(todo)} steps done")
     return place.warnings
+
+
+def mig_names(chosen: Selection) -> list[str]:
+    """The MIG devices of a Selection, by UUID where that is known."""
+    return [entry["uuid"] or f"MIG {entry['gpu']}/{entry['index']}" for entry in chosen.mig]
 
 
 class Judged:
@@ -120,8 +141,13 @@ class Judged:
             if verdict.satisfied:
                 continue
             if self.settings["compat.requirements"] != "warn":
-                raise NvhookError(verdict.sentence(), requirements.REMEDY)
+                raise requirements.Unmet(verdict.sentence(), requirements.REMEDY)
             self.warnings.append(verdict.sentence())
+
+    def text(self) -> str:
+        """What the container gets, in words."""
+        gpus = ", ".join([str(gpu["index"]) for gpu in self.selection.gpus])
+        return f"GPUs {gpus or 'none'} with {','.join(self.wanted.capabilities)}"
 
     def compatibility(self, plan: Plan) -> requirements.Compatibility | None:
         """How the image's CUDA fits the driver's, once it is known whether the image's own libcuda is used."""

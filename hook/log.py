@@ -18,8 +18,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.injection import Judged
+    from hook.plan import Plan
     from hook.request import Decision
+    from hook.requirements import Compatibility
     from hook.selection import Selection
+    from ldcache.errors import NvhookError
 
 LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
 STDERR = 2
@@ -79,6 +83,24 @@ class Log:
             text = f"{source['source']} {source['name']}={source['value'][:1000]}: {verdict}: {source['reason']}"
             self.line("debug", text)
 
+    def error(self, error: NvhookError) -> None:
+        """The line of a start that failed."""
+        self.line("error", f"{error.what}; remedy: {error.remedy}")
+
+    def warn(self, warnings: list[str]) -> None:
+        """A line for each warning."""
+        for warning in warnings:
+            self.line("warning", warning)
+
+    def judged(self, judged: Judged, plan: Plan, fit: Compatibility | None) -> None:
+        """What the request comes to on this host and with this image."""
+        self.left_out(judged.inventory, judged.selection)
+        if fit is not None:
+            cuda = f"image's CUDA {fit.image_cuda}, driver's {fit.driver_cuda}: {fit.kind}"
+            self.line("debug", f"compatibility: {cuda}")
+        if plan.compat_reason:
+            self.line("debug", f"forward compatibility: {plan.compat_reason}")
+
     def left_out(self, inventory: dict[str, Any], selection: Selection) -> None:
         """Libraries that the host has and the container does not get for its capabilities alone."""
         chosen = {item["path"] for item in selection.libraries}
@@ -96,6 +118,20 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text])
+
+
+def begin(verb: str, container: str, host: int, configured: dict[str, Any], debug: bool) -> tuple[Log, list[str]]:
+    """The log that the configuration names, and with `debug` stderr; and warnings, for it stops no start."""
+    made = Log(verb, container)
+    if debug:
+        made.add(STDERR, "debug")
+    file = configured["log.file"]
+    try:
+        if file:
+            made.add(open_file(host, file), configured["log.level"])
+    except OSError as error:
+        return made, [f"cannot open the log {file}: {error.strerror}"]
+    return made, []
 
 
 def open_file(host: int, path: str) -> int:

@@ -18,6 +18,13 @@ PROPERTIES = ("cuda", "driver", "arch", "brand")
 # The longer ones first: `>=` begins with `>`.
 COMPARISONS = ("!=", "<=", ">=", "=", "<", ">")
 
+
+class Unmet(NvhookError):
+    """A requirement of the image that does not hold."""
+
+    reason = "requirements"
+
+
 # Release branch of the driver -> the CUDA version that its libcuda implements (release notes of CUDA, "CUDA Toolkit
 # and Corresponding Driver Versions"). NVML tells the same, but may take seconds.
 CUDA_OF_BRANCH = {

@@ -35,10 +35,17 @@ def main(argv: list[str]) -> int:
     return 1
 
 
+def state_folder(given: Arguments, runtime: str) -> str:
+    """Where the runtime will keep the container's state until it deletes it. The defaults are those of root's runc
+    (1.0 to 1.4) and crun (1.8 to 1.24)."""
+    folder = given.root or f"/run/{'crun' if runtime.rpartition('/')[2].startswith('crun') else 'runc'}"
+    return f"{folder if folder.startswith('/') else f'{posix.getcwd()}/{folder}'}/{given.identity}"
+
+
 def edit(given: Arguments, host: int, name: str) -> str | None:
     """Put the GPU that the container asks for into its configuration. The low-level runtime comes back where the
     configuration file had to be known, else None. Raises NvhookError."""
-    from hook import bundle, request
+    from hook import bundle, request, state
 
     opened = bundle.Bundle(given.bundle or ".", given.config)
     container = opened.container
@@ -49,14 +56,27 @@ def edit(given: Arguments, host: int, name: str) -> str | None:
     # Most of all that is imported, and of no use to containers without a GPU.
     from hook import shim
 
-    made = shim.Shim(opened, host, given.host_root, name)
-    runtime = lowlevel.choose(host, given.host_root, name, made.configured)
-    before = posix.umask(0)
+    times = state.start_record(given.host_root, "runtime", "inventory", given.identity)
+    made: shim.Shim | None = None
     try:
-        if made.make(runtime):
-            made.apply()
-    finally:
-        posix.umask(before)
+        made = shim.Shim(opened, host, given.host_root, name, given.identity, times)
+        runtime = lowlevel.choose(host, given.host_root, name, made.configured)
+        before = posix.umask(0)
+        try:
+            if made.make(runtime):
+                made.apply()
+        finally:
+            posix.umask(before)
+    except NvhookError as error:
+        if times is not None:
+            times.end(error)
+        if made is not None and made.journal is not None:
+            made.journal.error(error)
+        raise
+    made.tell()
+    if times is not None:
+        times.place = state_folder(given, runtime)
+        times.end()
     for warning in made.warnings:
         runtimelog.warn(given, warning)
     for reason in made.reasons if given.debug else ():

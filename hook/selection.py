@@ -42,7 +42,13 @@ class UuidsUnknown(Exception):
     """A request by UUID, and an inventory in which the kernel does not tell some GPU's UUID: ask NVML."""
 
 
-class InMigMode(NvhookError):
+class Missing(NvhookError):
+    """What the host lacks for a request that could be met."""
+
+    reason = "host"
+
+
+class InMigMode(Missing):
     """A GPU asked for that is in MIG mode, where it runs nothing itself. Of one without a MIG device NVML alone told
     that, some time ago: ask it again."""
 
@@ -236,9 +242,9 @@ def _no_gpu(inventory: dict[str, Any]) -> NvhookError:
     faults = inventory["faults"]
     if faults:
         reasons = ", ".join(f"{fault['bus_id']}: {fault['reason']}" for fault in faults)
-        return NvhookError(f"none of the driver's GPUs can be used: {reasons}", "look at the kernel's log: dmesg")
+        return Missing(f"none of the driver's GPUs can be used: {reasons}", "look at the kernel's log: dmesg")
     what = "the driver is loaded and has no GPU: /proc/driver/nvidia/gpus is empty"
-    return NvhookError(what, "see whether lspci shows the GPU, and dmesg for what the driver says of it")
+    return Missing(what, "see whether lspci shows the GPU, and dmesg for what the driver says of it")
 
 
 def _mig_modes(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
@@ -293,7 +299,7 @@ def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
             raise _missing_library(inventory, capability, soname)
     roles = {node["role"]: node for node in selection.nodes}
     if not any(node["path"] == "/dev/nvidiactl" for node in selection.nodes):
-        raise NvhookError("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
+        raise Missing("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
     for capability, role in NEEDED_NODES.items():
         if capability in capabilities and role not in roles:
             raise _missing_node(capability, MODULES[role])
@@ -301,7 +307,7 @@ def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
     for gpu in selection.gpus:
         if gpu["bus_id"] not in have:
             what = f"{gpu['node']} of GPU {gpu['index']} ({gpu['bus_id']}) is missing on the host"
-            raise NvhookError(what, "run nvidia-smi on the host once; it makes the node")
+            raise Missing(what, "run nvidia-smi on the host once; it makes the node")
 
 
 def _missing_library(inventory: dict[str, Any], capability: str, soname: str) -> NvhookError:
@@ -309,12 +315,12 @@ def _missing_library(inventory: dict[str, Any], capability: str, soname: str) ->
     others = inventory.get("other_versions")
     instead = f", only of {' and '.join(others)}" if others else ""
     what = f"no {soname} of the loaded driver {version} on the host{instead}; capability `{capability}` needs it"
-    return NvhookError(what, f"install the driver's user-space packages of version {version}, or reboot into theirs")
+    return Missing(what, f"install the driver's user-space packages of version {version}, or reboot into theirs")
 
 
 def _missing_node(capability: str, module: str) -> NvhookError:
     what = f"/dev/{module} is missing on the host; capability `{capability}` needs it"
-    return NvhookError(what, f"load {module} and make its node: nvhook nodes create --load-kmods")
+    return Missing(what, f"load {module} and make its node: nvhook nodes create --load-kmods")
 
 
 def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> None:
@@ -329,15 +335,13 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
     for name in request.mig_control:
         if name not in control:
             what = f"no capability node for MIG {name} on this host; NVIDIA_MIG_{name.upper()}_DEVICES asks for it"
-            raise NvhookError(
-                what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvidia-modprobe -f FILE"
-            )
+            raise Missing(what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvidia-modprobe -f FILE")
         entries = [*entries, control[name]]
     for entry in entries:
         # All or nothing: with the parent alone nothing runs.
         if not entry["nodes"]:
             what = f"the capability nodes of MIG device {entry['uuid'] or entry['index']} are missing on the host"
-            raise NvhookError(what, "make them: nvidia-modprobe -c 0 -f FILE for its access files, or run nvidia-smi")
+            raise Missing(what, "make them: nvidia-modprobe -c 0 -f FILE for its access files, or run nvidia-smi")
         _add_nodes(selection, entry["nodes"])
         if not request.mig_control:
             selection.access += [path for path in entry["access"] if path not in selection.access]
@@ -349,9 +353,7 @@ def _imex(inventory: dict[str, Any], selection: Selection, request: Request) -> 
         run = next((run for run in runs if 0 <= channel - run["channel"] < run["count"]), None)
         if run is None:
             what = f"IMEX channel {channel} is missing on the host"
-            raise NvhookError(
-                what, f"make /dev/nvidia-caps-imex-channels/channel{channel}: nvidia-modprobe -i {channel}:1"
-            )
+            raise Missing(what, f"make /dev/nvidia-caps-imex-channels/channel{channel}: nvidia-modprobe -i {channel}:1")
         _add_nodes(selection, [_channel(run, channel)])
 
 

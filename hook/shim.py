@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     from hook.bundle import Bundle
     from hook.injection import Judged
+    from hook.log import Log
     from hook.plan import Plan
+    from hook.record import Record
     from hook.step import Step
 
     Object = dict[str, Any]
@@ -48,10 +50,12 @@ class Shim:
         "_launcher",
         "_place",
         "_steps",
+        "_times",
         "config",
         "configured",
         "crun",
         "decision",
+        "journal",
         "judged",
         "mode",
         "plan",
@@ -60,8 +64,17 @@ class Shim:
         "warnings",
     )
 
-    def __init__(self, opened: Bundle, host: int, host_root: str, name: str) -> None:
-        """Raises NvhookError where the configuration can't be read."""
+    def __init__(
+        self,
+        opened: Bundle,
+        host: int,
+        host_root: str,
+        name: str,
+        identity: str | None = None,
+        times: Record | None = None,
+    ) -> None:
+        """For `nvhook plan` neither the container's `identity` nor a record: it logs and counts nothing. Raises
+        NvhookError where the configuration can't be read."""
         self._bundle = opened
         self._host = host
         self._host_root = host_root
@@ -79,6 +92,12 @@ class Shim:
         self.warnings: list[str] = []
         self._read_settings()
         self.settings = settings.DEFAULTS | self.configured
+        self.journal: Log | None = None
+        if identity is not None and self.settings["log.file"]:
+            from hook import log
+
+            self.journal, self.warnings = log.begin("runtime", identity, host, self.settings, False)
+        self._times = times
         suffix = name.partition(".")[2]
         self.mode: str = suffix if suffix in ("cdi", "legacy") else self.settings["runtime.mode"]
         self.crun = False
@@ -101,11 +120,14 @@ class Shim:
         self.crun = runtime.rpartition("/")[2].startswith("crun")
         if self.mode == "legacy":
             return self._add_prestart_hook()
+        self._at("request")
         container = self._bundle.container
         files = cdifiles.Files(self.settings, self._host_root, self.mode == "cdi")
         decision = self.decision = request.decide(container, self.settings, files)
         decision.configuration = None if self._inventory is None else settings.source(self._inventory)
         self.warnings += decision.warnings
+        if self.journal is not None:
+            self.journal.decision(decision)
         names = [name for name in decision.cdi if not files.devices.done(name, self.config)]
         if decision.request is None and not names:
             return False
@@ -116,6 +138,8 @@ class Shim:
         if decision.request is not None:
             asked = decision.request.to_json() | asked
             self._from_inventory(decision.request)
+        if self._times is not None:
+            self._use(names, self._times)
         self._take_over()
         self.config = inject.inject(self.config, [{"env": [VOID]}])
         self.config["annotations"] = {**(self.config.get("annotations") or {}), request.DONE: jsontext.dumps(asked)}
@@ -132,12 +156,13 @@ class Shim:
                 raise NvhookError(what, "run `nvhook install` again") from error
         place = self._place
         if place is not None:
-            steps.run(self._steps, place)
+            steps.run(self._steps, place, self._times, self.journal)
             self.warnings += place.warnings
             if self.plan is not None:
                 sources = {mount["containerPath"]: mount for mount in self.plan.mounts}
                 covers = [(path, library) for path, library in place.covers.items() if library in sources]
                 self._add_mounts([sources[library] | {"containerPath": path} for path, library in covers])
+        self._at("configuration")
         self._bundle.config = self.config
         try:
             self._bundle.write()
@@ -150,21 +175,45 @@ class Shim:
         """What will be done in the root, a line each."""
         return [step.describe() for step in self._steps]
 
+    def tell(self) -> None:
+        """Close the log of a start that went well, as far as this process sees it."""
+        if self.journal is not None:
+            self.journal.warn(self.warnings)
+            for reason in self.reasons:
+                self.journal.line("debug", reason)
+            if self.judged is not None:
+                self.journal.end(f"{self.judged.text()}: config.json written, {len(self._steps)} steps done")
+
+    def _at(self, doing: str) -> None:
+        if self._times is not None:
+            self._times.at(doing)
+
+    def _use(self, names: list[str], times: Record) -> None:
+        """What the container gets, for the counters."""
+        if self.judged is None:
+            times.use([], names)
+        else:
+            times.use(self.judged.selection.gpus, injection.mig_names(self.judged.selection) + names)
+
     # From the inventory
 
     def _from_inventory(self, wanted: request.Request) -> None:
         if self._inventory is None:
             assert self._error is not None, "neither an inventory nor an error"
+            self._at("inventory")
             raise self._error
         container = self._bundle.container
         check_mount_namespace(self.config)
         judged = self.judged = injection.judge(self._host, self._host_root, wanted, self._inventory)
+        self._at("plan")
         place = outside.Outside(container.root_path, self.config)
         plan = self.plan = injection.make_plan(container, judged.selection, place.base, judged.settings)
         self.warnings += judged.warnings + plan.warnings
         fit = judged.compatibility(plan)
         if fit is not None and fit.warning():
             self.warnings.append(fit.warning())
+        if self.journal is not None:
+            self.journal.judged(judged, plan, fit)
         nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
         # There is no /dev to make links in before the start, so what they lead to has their names.
         targets = {node["path"]: node for node in nodes}

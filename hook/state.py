@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook.record import Record
+
 STATE_MAX = 1 << 20
 # What containerd takes in one message, by gRPC's limit.
 CONFIG_MAX = 16 << 20
@@ -76,6 +78,25 @@ class Container:
         """Whether something below /proc is masked. Where nothing is (`--privileged`, `procMount: Unmasked`), a mount
         over a part of it would make the kernel refuse proc mounts in nested user namespaces."""
         return any(path.startswith("/proc/") for path in self.masked_paths)
+
+
+# Where `nvhook metrics` has starts counted.
+STARTS = "/run/nvhook/starts"
+
+
+def start_record(host_root: str, verb: str, doing: str, identity: str, pid: int = 0) -> Record | None:
+    """The record of this start. None where nobody counts: then its module is not loaded."""
+    try:
+        posix.stat(f"{host_root.rstrip('/')}{STARTS}", follow_symlinks=False)
+    except OSError:
+        return None
+    from hook import record
+
+    host = root.open_root(host_root)
+    try:
+        return record.Record(host, verb, doing, identity, pid)
+    finally:
+        posix.close(host)
 
 
 def read_container(stdin: int = 0) -> Container:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hook.log import Log
     from hook.namespace import Namespace
     from hook.plan import Plan
+    from hook.record import Record
     from hook.state import Container
 
 DRIVER_FOLDER = "/proc/driver/nvidia"
@@ -434,11 +435,15 @@ def final(path: str, targets: dict[str, str]) -> str:
     return path
 
 
-def prepare(todo: list[Step], host: int, namespace: Namespace, journal: Log | None = None) -> list[Step]:
+def prepare(
+    todo: list[Step], host: int, namespace: Namespace, times: Record | None = None, journal: Log | None = None
+) -> list[Step]:
     """Prepare the steps; those that can be executed come back."""
     ready = []
     begin = time.monotonic()
     for step in todo:
+        if times is not None:
+            times.at(kind(step))
         try:
             step.prepare(host, namespace)
         except (NvhookError, OSError) as error:
@@ -452,9 +457,11 @@ def prepare(todo: list[Step], host: int, namespace: Namespace, journal: Log | No
     return ready
 
 
-def run(todo: list[Step], namespace: Namespace, journal: Log | None = None) -> None:
+def run(todo: list[Step], namespace: Namespace, times: Record | None = None, journal: Log | None = None) -> None:
     """Run the steps; on a failure take everything back and say which step it was. An optional one is left out."""
     for step in todo:
+        if times is not None:
+            times.at(kind(step))
         mark = namespace.mark()
         begin = time.monotonic()
         try:
@@ -467,6 +474,11 @@ def run(todo: list[Step], namespace: Namespace, journal: Log | None = None) -> N
             raise failure(step, error, left) from error
         if journal is not None:
             journal.step(step.describe(), begin)
+
+
+def kind(step: Step) -> str:
+    """What its time and its failures are counted under."""
+    return type(step).__name__.lower()
 
 
 def leave_out(step: Step, error: BaseException, namespace: Namespace, mark: int) -> None:

@@ -11,10 +11,13 @@ class NvhookError(Exception):
     """A failure in two lines: what happened, and what to do about it.
 
     `what` stands alone (runc shows only the hook's first line): what we did, on which path or device,
-    and what the kernel or the driver said. `remedy` is one line too.
+    and what the kernel or the driver said. `remedy` is one line too. `reason` is a word by which a failed start is
+    counted, where what was being done is too coarse.
     """
 
     __slots__ = ("remedy", "what")
+
+    reason = ""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(what)

@@ -44,6 +44,7 @@ OURS = {
     "hook.plan",
     "hook.prestart",
     "hook.profile",
+    "hook.record",
     "hook.request",
     "hook.requirements",
     "hook.runtimehook",

@@ -116,7 +116,7 @@ KEYS: dict[str, Key] = {
     "driver.load-kmods": Key("load nvidia-uvm and nvidia-modeset, and make nodes, where these are missing", boolean),
     "driver.root": Key("where the driver's files lie on the host", folder),
     "features.ignore-imex-channel-requests": Key("give no IMEX channels", boolean),
-    "log.file": Key("where the hook writes what went wrong, or more; none by default", log_file),
+    "log.file": Key("where starts write what went wrong, or more; none by default", log_file),
     "log.level": Key("how much: error, warning, info or debug", choice("error", "warning", "info", "debug")),
     "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),
     "prestart.no-devbind": Key("leave /dev alone: something else brings the nodes", boolean),

@@ -28,8 +28,9 @@ ENTRIES = (
     "hook.prestart",
     "hook.injection",
     "hook.create_container",
-    # Only where something is to be logged.
+    # Only where something is to be logged, or starts are counted.
     "hook.log",
+    "hook.record",
     # Only where nodes are made in a live container.
     "hook.cgroup",
     "hook.cdihook",
