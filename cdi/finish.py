@@ -104,7 +104,7 @@ def links(inventory: dict[str, Any]) -> list[tuple[str, str]]:
 def node_links(inventory: dict[str, Any]) -> list[str]:
     """`TARGET::LINK` of each link to a node that the file may bring; the hook makes those whose node has come."""
     mine = {gpu["bus_id"] for gpu in inventory["gpus"]}
-    nodes = [node for node in inventory["nodes"] if node["gpu"] in mine]
+    nodes = [node for node in inventory["nodes"] if node["role"] == "drm" and node["gpu"] in mine]
     return [f"../{node['path'].rpartition('/')[2]}::{link}" for node in nodes for link in node.get("links", ())]
 
 

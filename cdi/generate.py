@@ -105,9 +105,9 @@ def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
         for item in inventory["libraries"]
         if item["class"] in classes and groups & {item["capability"], *item["also"]}
     ]
-    per_gpu = capabilities.gpu_roles(options.capabilities)
+    draws = "drm" in capabilities.gpu_roles(options.capabilities)
     return inventory | {
-        "nodes": [node for node in inventory["nodes"] if node["gpu"] is None or node["role"] in per_gpu],
+        "nodes": [node for node in inventory["nodes"] if draws or node["role"] != "drm"],
         "gpus": _chosen_gpus(inventory, options.device_ids),
         "libraries": brought,
         "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
