@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     plan = verbs.add_parser("plan", help="print as JSON what would be done for a bundle, and do nothing")
     plan.add_argument("--bundle", required=True, metavar="DIR", help="the folder that holds config.json")
     plan.add_argument("--host-root", default="/", metavar="DIR", help="the folder that stands for the host's /")
-    plan.add_argument("--applier", choices=("prestart", "shim"), default="prestart", help="who would do it")
+    plan.add_argument("--applier", choices=APPLIERS, default="prestart", help="who would do it")
     config = verbs.add_parser("config", help="print or change the configuration file")
     add_config_options(config)
     configure = verbs.add_parser("configure", help="register with docker, containerd, CRI-O or podman")
@@ -39,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     install.add_argument("--nvidia-names", action="store_true", help="the hooks by NVIDIA's names too")
     return top
 
+
+APPLIERS = ("prestart", "shim", "cdi-hook", "cdi")
 
 PASSED_ON = {
     "cdi": "CDI files: generate, watch, check, list, validate, inject, transform",
@@ -124,10 +126,16 @@ def add_verify_options(verb: argparse.ArgumentParser) -> None:
 
 def run_plan(arguments: argparse.Namespace) -> int:
     """`nvhook plan`: the Plan of a bundle as JSON on stdout."""
-    from hook import planner
+    place, host_root = arguments.bundle, arguments.host_root
+    if arguments.applier.startswith("cdi"):
+        from hook import cdiplanner
 
-    make = planner.plan_runtime if arguments.applier == "shim" else planner.plan
-    print(json.dumps(make(arguments.bundle, arguments.host_root), indent=2))
+        made = cdiplanner.plan(place, host_root, arguments.applier == "cdi")
+    else:
+        from hook import planner
+
+        made = (planner.plan_runtime if arguments.applier == "shim" else planner.plan)(place, host_root)
+    print(json.dumps(made, indent=2))
     return 0
 
 

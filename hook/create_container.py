@@ -22,6 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from hook import requirements
     from hook.log import Log
     from hook.record import Record
     from hook.state import Container
@@ -226,49 +227,72 @@ def run(container: Container, parts: Parts, times: Record | None = None) -> None
 
 def finish(container: Container, place: namespace.Namespace, parts: Parts, times: Record | None) -> None:
     """Judge what the image requires; then make links, cache, mask and profile. A failure takes back what was made."""
-    plan = Plan()
     needs_gpus = parts.mask or parts.profile or parts.requirements or times is not None
     minors = gpu_minors(place.base) if needs_gpus else []
     if times is not None:
         times.gpus = [str(minor) for minor in minors]
         times.at("plan")
-    if parts.requirements and parts.driver:
-        require(container, parts, minors, place)
+    require(container, parts, minors, place.warnings)
+    plan = make_plan(container, parts, minors, place.base)
+    if plan.proc_mask is not None and not root.exists(place.base, steps.DRIVER_FOLDER):
+        plan.proc_mask = None
+    place.warnings += plan.warnings
+    todo = make_steps(plan, container, parts)
+    journal = debug_log(container) if parts.debug else None
+    if plan.proc_mask is not None:
+        host = root.open_host(parts.host_root)
+        try:
+            todo = steps.prepare(todo, host, place, times, journal)
+        finally:
+            posix.close(host)
+    steps.run(todo, place, times, journal)
+
+
+def make_plan(container: Container, parts: Parts, minors: list[int], base: int, host: int = -1) -> Plan:
+    """What the parts come to in a container with the GPUs of these minor numbers and the root `base`. Where its mounts
+    are not made yet, `host` is open on the root that their sources are below."""
+    plan = Plan()
+    nodes = {str(device.get("path")) for device in container.devices}
     for path, target in parts.links:
         plan.link(path, target)
     for path, target in parts.node_links:
         # A file names those of all its GPUs.
-        if root.exists(place.base, steps.final(path, {path: target})):
+        node = steps.final(path, {path: target})
+        if node in nodes or root.exists(base, node):
             plan.node_links.append({"path": path, "target": target})
     for folder in parts.folders:
-        libraries(container, place, plan, folder, parts.sonames)
+        libraries(container, plan, folder, parts.sonames, base, host)
     if parts.cache:
-        search(container, place, plan, parts)
+        search(container, plan, parts, base)
     else:
         plan.cache_entries = []
-    place.warnings += plan.warnings
+    # As in a prestart hook, where something below /proc is masked.
+    if parts.mask and container.masks_proc():
+        plan.proc_mask = [parts.gpus[minor][0] for minor in minors if minor in parts.gpus]
     plan.profile = minors if parts.profile else []
-    todo = steps.steps(plan, container, sources(container) if plan.links else None)
-    if parts.mask:
-        todo[:0] = mask(container, place, parts, minors)
-    steps.run(todo + parts.steps, place, times, debug_log(container) if parts.debug else None)
+    return plan
 
 
-def search(container: Container, place: namespace.Namespace, plan: Plan, parts: Parts) -> None:
+def make_steps(plan: Plan, container: Container, parts: Parts) -> list[Step]:
+    """The Plan's steps, and those that were asked for besides."""
+    return steps.steps(plan, container, sources(container) if plan.links else None) + parts.steps
+
+
+def search(container: Container, plan: Plan, parts: Parts, base: int) -> None:
     """What the image's loader must be told."""
     wanted = parts.compat and (parts.driver or parts.compat_cuda)
     if not parts.folders and not wanted:
         return
-    facts = loader.probe(place.base)
+    facts = loader.probe(base)
     if facts.glibc and wanted:
-        loader.forward(plan, place.base, parts.driver, parts.compat_cuda, parts.compat_folder)
+        loader.forward(plan, base, parts.driver, parts.compat_cuda, parts.compat_folder)
     if not parts.folders and not plan.compat_folder:
         return
     paths = [str(mount.get("destination", "")) for mount in container.mounts]
-    loader.complete(plan, place.base, facts, parts.folders, paths)
+    loader.complete(plan, base, facts, parts.folders, paths)
 
 
-def libraries(container: Container, place: namespace.Namespace, plan: Plan, folder: str, sonames: bool) -> None:
+def libraries(container: Container, plan: Plan, folder: str, sonames: bool, base: int, host: int) -> None:
     """Cache entries for the libraries that config.json mounts in a folder, and for the links to them."""
     targets = {link["path"]: link["target"] for link in plan.links}
     for mount in container.mounts[:LIBRARIES_MAX]:
@@ -276,7 +300,7 @@ def libraries(container: Container, place: namespace.Namespace, plan: Plan, fold
         name = path.rpartition("/")[2]
         if path[: -len(name) - 1] != folder.rstrip("/") or ".so" not in name:
             continue
-        facts = imagescan.read_facts(place.base, path)
+        facts = imagescan.read_facts(base, path) if host < 0 else imagescan.read_facts(host, str(mount.get("source")))
         if facts is None or facts.soname is None or not known_machine(facts):
             continue
         soname = facts.soname.decode("utf-8", "surrogateescape")
@@ -285,7 +309,7 @@ def libraries(container: Container, place: namespace.Namespace, plan: Plan, fold
         plan.cache_entry(soname, f"{folder}/{soname}", facts.elf_class, facts.machine)
         bare = soname.partition(".so")[0] + ".so"
         leads_to = targets.get(f"{folder}/{bare}")
-        if leads_to == soname or (leads_to is None and sonames and link_text(place.base, f"{folder}/{bare}") == soname):
+        if leads_to == soname or (leads_to is None and sonames and link_text(base, f"{folder}/{bare}") == soname):
             plan.cache_entry(bare, f"{folder}/{bare}", facts.elf_class, facts.machine)
 
 
@@ -325,10 +349,13 @@ def gpu_minors(base: int) -> list[int]:
     return sorted(found)
 
 
-def require(container: Container, parts: Parts, minors: list[int], place: namespace.Namespace) -> None:
+def require(container: Container, parts: Parts, minors: list[int], warnings: list[str]) -> list[requirements.Verdict]:
     """Hold what the image requires against the file's facts. Raises NvhookError where it is not met."""
+    made: list[requirements.Verdict] = []
+    if not (parts.requirements and parts.driver):
+        return made
     if not any(name.startswith(("NVIDIA_REQUIRE_", "CUDA_VERSION")) for name in container.env):
-        return
+        return made
     # Of no use to the other containers.
     from cdi.host import settings
     from hook import request, requirements
@@ -345,22 +372,11 @@ def require(container: Container, parts: Parts, minors: list[int], place: namesp
         try:
             (verdict,) = requirements.check([one], facts, gpus)
         except requirements.FactUnknown as error:
-            place.warnings.append(f"{one[0]} is not checked: the CDI file does not tell the GPUs' {error}")
+            warnings.append(f"{one[0]} is not checked: the CDI file does not tell the GPUs' {error}")
             continue
+        made.append(verdict)
         if not verdict.satisfied:
             if parts.requirements == "enforce":
                 raise requirements.Unmet(verdict.sentence(), requirements.REMEDY)
-            place.warnings.append(verdict.sentence())
-
-
-def mask(container: Container, place: namespace.Namespace, parts: Parts, minors: list[int]) -> list[steps.Mask]:
-    """The proc mask, prepared, where it is of use and, as in a prestart hook, something below /proc is masked."""
-    if not container.masks_proc() or not root.exists(place.base, steps.DRIVER_FOLDER):
-        return []
-    made = steps.Mask([parts.gpus[minor][0] for minor in minors if minor in parts.gpus], [])
-    host = root.open_host(parts.host_root)
-    try:
-        made.prepare(host, place)
-    finally:
-        posix.close(host)
-    return [made]
+            warnings.append(verdict.sentence())
+    return made

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nvhook plan`: what `prestart`, or the runtime shim, would do for a bundle, as a JSON value, and nothing done."""
+"""`nvhook plan`: what `prestart`, or the runtime shim, would do for a bundle, as a JSON value, and nothing done.
+
+`hook.cdiplanner` has the same for CDI files.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,9 @@ def plan_runtime(place: str, host_root: str) -> dict[str, Any]:
     container = opened.container
     none: dict[str, Any] = {"mode": None, "runtime": None, "reasons": [], "hooks": []}
     if request.DONE in container.annotations:
-        return _nothing(request.decide(container, settings.DEFAULTS)) | none | {"reasons": ["it is done already"]}
+        return nothing(request.decide(container, settings.DEFAULTS)) | none | {"reasons": ["it is done already"]}
     if not request.possible(container, host_root) and not request.names_cdi(container.annotations):
-        return _nothing(request.decide(container, settings.DEFAULTS)) | none
+        return nothing(request.decide(container, settings.DEFAULTS)) | none
     host = root.open_host(host_root)
     try:
         made = shim.Shim(opened, host, host_root, RUNTIME)
@@ -36,7 +39,7 @@ def plan_runtime(place: str, host_root: str) -> dict[str, Any]:
     fit = made.judged.compatibility(made.plan) if made.judged and made.plan else None
     stages = made.config.get("hooks") or {}
     added = [hook for stage, listed in stages.items() for hook in listed if hook not in _hooks(opened.config, stage)]
-    return _nothing(decision) | {
+    return nothing(decision) | {
         "request": None if made.judged is None else made.judged.wanted.to_json(),
         "requirements": [] if made.judged is None else [verdict.to_json() for verdict in made.judged.requirements],
         "compatibility": None if fit is None else fit.to_json(),
@@ -64,14 +67,14 @@ def plan(place: str, host_root: str) -> dict[str, Any]:
     """
     container = state.bundle_container(place)
     if not request.possible(container, host_root):
-        return _nothing(request.decide(container, settings.DEFAULTS))
+        return nothing(request.decide(container, settings.DEFAULTS))
     host = root.open_host(host_root)
     try:
         decision, judged = injection.ask(container, host, host_root)
     finally:
         posix.close(host)
     if judged is None:
-        return _nothing(decision)
+        return nothing(decision)
     base = open_rootfs(container.root_path)
     try:
         made = injection.make_plan(container, judged.selection, base, judged.settings)
@@ -92,7 +95,7 @@ def plan(place: str, host_root: str) -> dict[str, Any]:
     }
 
 
-def _nothing(decision: request.Decision) -> dict[str, Any]:
+def nothing(decision: request.Decision) -> dict[str, Any]:
     """For a container without a GPU: why."""
     finish = {"warnings": decision.warnings} if decision.warnings else {}
     return {

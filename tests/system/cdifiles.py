@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cdi import cli, reader, registry
+from tests import demo
 from tests.simhost import SimulatedHost
 
 
@@ -15,12 +16,12 @@ def on_this_machine(spec: dict[str, Any], root: Path) -> dict[str, Any]:
     """The spec of a host below `root`, with its host paths as they are on this machine."""
     for edits in [spec.get("containerEdits", {}), *(device["containerEdits"] for device in spec["devices"])]:
         for entry in edits.get("mounts", []) + edits.get("deviceNodes", []):
-            entry["hostPath"] = f"{root}{entry.get('hostPath', entry.get('path'))}"
+            entry["hostPath"] = f"{str(root).rstrip('/')}{entry.get('hostPath', entry.get('path'))}"
     return spec
 
 
-def generate(output: Path, host: SimulatedHost, *words: str) -> dict[str, Any]:
-    """What `cdi generate` writes for the simulated host, at `output`, moved to this machine."""
+def generate(output: Path, host: SimulatedHost | demo.Machine, *words: str) -> dict[str, Any]:
+    """What `cdi generate` writes for a host, at `output`, moved to this machine."""
     output.parent.mkdir(parents=True, exist_ok=True)
     assert cli.main(["generate", "--host-root", str(host.root), "--output", str(output), *words]) == 0
     spec = on_this_machine(json.loads(output.read_text()), host.root)

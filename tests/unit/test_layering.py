@@ -64,7 +64,7 @@ READS_THE_INVENTORY = {
     "cdi.host.store",
     "cdi.jsontext",
 }
-COMMAND_LINE = {"hook.cli", "hook.names.ctk", "hook.names.ctkconfig"}
+COMMAND_LINE = {"hook.cdiplanner", "hook.cli", "hook.names.ctk", "hook.names.ctkconfig"}
 
 
 def below(name: str, top: str) -> bool:
