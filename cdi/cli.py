@@ -53,6 +53,7 @@ def add_watch(verb: argparse.ArgumentParser) -> None:
     from cdi.host import inventory
 
     add, seconds = verb.add_argument, inventory.seconds
+    add("--debug", action="store_true", help="say why each look is taken")
     add("--once", action="store_true", help="take one look and end: 0 if the file is fresh then, else 3")
     add("--interval", type=seconds, default=10.0, metavar="S", help="between looks without an event; default: 10")
     add("--quiet", type=seconds, default=1.0, metavar="S", help="how long to wait until it is quiet; default: 1")

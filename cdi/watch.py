@@ -12,11 +12,10 @@ import argparse
 import os
 import select
 import signal
-import sys
 import time
 from pathlib import Path
 
-from cdi import events
+from cdi import events, logline
 from cdi.host import inventory, store
 from cdi.refresh import Refresh, clean, default_output
 from ldcache.errors import NvhookError
@@ -108,25 +107,38 @@ class Watch:
 
     def look(self) -> None:
         """Make the file fresh, if it is not."""
-        right = self.refresh.reason() is None or self.refresh.run()
+        reason = self.refresh.reason()
+        self.refresh.say("debug", f"a look: {reason or 'nothing has changed'}")
+        right = reason is None or self.refresh.run()
         # One that has to be tried again because nothing can be kept in /run is right as far as it goes.
         self.clock.done(time.monotonic(), right and self.refresh.kept() is not None)
         self.folders.watch(self.refresh.folders())
+        # What changed before a folder was watched sends no event.
+        if right and self.refresh.reason() is not None:
+            self.clock.ask(time.monotonic())
         events.tell_systemd(f"STATUS={self.refresh.output}: {'fresh' if right else 'waiting, see the log'}")
 
 
 def say(level: str, line: str) -> None:
-    """A line of the log; under systemd with the number by which the journal knows its level (sd-daemon(3))."""
-    number = {"error": 3, "warning": 4, "info": 6}[level]
-    head = f"<{number}>" if "JOURNAL_STREAM" in os.environ else ""
-    print(f"{head}nvhook: {level}: {line}", file=sys.stderr, flush=True)
+    """A line of the log."""
+    try:
+        os.write(2, logline.line(level, "watch", "", line, "JOURNAL_STREAM" in os.environ))
+    except OSError:
+        # Nobody can read it.
+        pass
+
+
+def say_little(level: str, line: str) -> None:
+    """The same without --debug."""
+    if level != "debug":
+        say(level, line)
 
 
 def run(arguments: argparse.Namespace, words: list[str]) -> int:
     """`cdi watch`. `words` are the options of `cdi generate` among its arguments. Raises NvhookError."""
     options = inventory.options_of(arguments)
     output: Path = arguments.output or default_output(options.host_root)
-    refresh = Refresh(output, words, options, say)
+    refresh = Refresh(output, words, options, say if arguments.debug else say_little)
     try:
         lock = events.lock(lock_folder(refresh), "watch.lock")
         try:

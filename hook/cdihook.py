@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from hook.namespace import Namespace
     from hook.state import Container
 
-SWITCHES = ("--debug", "--d", "--quiet", "--q")
+DEBUG = ("--debug", "--d")
+SWITCHES = (*DEBUG, "--quiet", "--q")
 COMPAT = ("enable-cuda-compat", "cudacompat")
 VERBS = {
     "create-symlinks": ("--link",),
@@ -40,6 +41,7 @@ LINK_REMEDY = "write --link TARGET::LINK, as the CDI file that `cdi generate` wr
 def main(argv: list[str]) -> int:
     """The hook. The container's state comes on stdin, or from the file that --container-spec names."""
     words = list(argv)
+    debug = any(long(word).partition("=")[0] in DEBUG for word in words)
     while words and long(words[0]).partition("=")[0] in SWITCHES:
         del words[0]
     verb = words[0] if words else ""
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> int:
         warn(f"nvidia-cdi-hook: {verb!a} is no hook that this version knows; nothing is done")
         return 0
     values = options(verb, words[1:])
-    run(verb, values, container_of(values.get("--container-spec", [])))
+    run(verb, values, container_of(values.get("--container-spec", [])), debug)
     return 0
 
 
@@ -82,9 +84,10 @@ def container_of(files: list[str]) -> Container:
     return state.read_created(fd)
 
 
-def run(verb: str, values: dict[str, list[str]], container: Container) -> None:
+def run(verb: str, values: dict[str, list[str]], container: Container, debug: bool) -> None:
     """One verb. Raises NvhookError."""
     parts = Parts()
+    parts.debug = debug
     if verb == "create-symlinks":
         parts.links = [link(word) for word in dict.fromkeys(values.get("--link", []))]
     elif verb in ("update-ldcache", "create-soname-symlinks"):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The log of a start: what was asked for, what was decided and why, each step with its time.
 
-Hot, but imported only where the configuration names a file, or `--debug` stands on the command line. A line is
-`TIME LEVEL nvhook[VERB] CONTAINER: TEXT`, written by one write(2), so that lines of starts at the same time stay whole.
+Hot, but imported only where the configuration names a file, or `--debug` stands on the command line. A line
+(`cdi.logline`) is written by one write(2), so that lines of starts at the same time stay whole.
 What goes wrong with the log itself never ends a start.
 """
 
@@ -12,6 +12,7 @@ import errno
 import posix
 import time
 
+from cdi import logline
 from ldcache import kernel, root
 
 TYPE_CHECKING = False
@@ -25,39 +26,35 @@ if TYPE_CHECKING:
     from hook.selection import Selection
     from ldcache.errors import NvhookError
 
-LEVELS = {"error": 0, "warning": 1, "info": 2, "debug": 3}
 STDERR = 2
-# Of one line: an environment may be long.
-TEXT_MAX = 8000
 MODE = 0o640
 
 
 class Log:
     """Lines for a file, stderr, or both, each with the level up to which it takes them."""
 
-    __slots__ = ("_head", "_sinks", "_started")
+    __slots__ = ("_container", "_sinks", "_started", "_verb")
 
     def __init__(self, verb: str, container: str) -> None:
-        self._head = f"nvhook[{verb}] {printable(container[:128]) or '-'}:"
+        self._verb = verb
+        self._container = container
         self._sinks: list[tuple[int, int]] = []
         self._started = time.monotonic()
 
     def add(self, fd: int, level: str) -> None:
         """Write lines of this level and more serious ones there."""
-        self._sinks.append((fd, LEVELS[level]))
+        self._sinks.append((fd, logline.LEVELS[level]))
 
     def line(self, level: str, text: str) -> None:
         """One line, which nobody may be able to take: a full disk is no reason to stop."""
-        number = LEVELS[level]
+        number = logline.LEVELS[level]
         if all(number > most for _, most in self._sinks):
             return
-        now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
-        line = f"{stamp}.{int(now * 1000) % 1000:03d}Z {level} {self._head} {printable(text[:TEXT_MAX])}\n"
+        line = logline.line(level, self._verb, self._container, text)
         for fd, most in self._sinks:
             if number <= most:
                 try:
-                    posix.write(fd, line.encode("utf-8", "backslashreplace"))
+                    posix.write(fd, line)
                 except OSError:
                     pass
 
@@ -111,13 +108,6 @@ class Log:
                 missing.setdefault(kind, []).append(item["name"])
         for kind, names in missing.items():
             self.line("debug", f"left out for want of a capability ({kind}): {', '.join(names)}")
-
-
-def printable(text: str) -> str:
-    """The text on one line: what a container chose must not look like a line of its own, or move a cursor."""
-    if text.isprintable():
-        return text
-    return "".join([sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text])
 
 
 def begin(verb: str, container: str, host: int, configured: dict[str, Any], debug: bool) -> tuple[Log, list[str]]:

@@ -19,6 +19,7 @@ USAGE = "usage: nvidia-container-runtime-hook [-config FILE] [-debug] [-version]
 def main(argv: list[str]) -> int:
     """The hook. Behind `prestart` come nvhook's own arguments."""
     words = list(argv)
+    debug: list[str] = []
     while words and words[0].startswith("-"):
         option, equals, value = words.pop(0).partition("=")
         name = option[1:].removeprefix("-")
@@ -27,12 +28,14 @@ def main(argv: list[str]) -> int:
             return 0
         if name == "config" and (equals or words):
             refuse_other_file(value if equals else words.pop(0))
-        elif name != "debug":
+        elif name == "debug":
+            debug = ["--debug"] if value != "false" else []
+        else:
             return usage()
     if not words:
         return usage()
     if words[0] == "prestart":
-        return prestart.main(words[1:])
+        return prestart.main([*debug, *words[1:]])
     return 0 if words[0] in ("poststart", "poststop") else usage()
 
 

@@ -20,6 +20,7 @@ OURS = {
     "cdi.host.store",
     "cdi.inject",
     "cdi.jsontext",
+    "cdi.logline",
     "cdi.names",
     "cdi.registry",
     "cdi.source",

@@ -14,6 +14,7 @@ from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system.conftest import MakeBundle
 from tests.system.prestart import MULTIARCH, nvhook, output, proc_hook, reported, visible
+from tests.system.shim import Shim
 
 pytestmark = needs_program("runc")
 
@@ -35,13 +36,13 @@ def configure(machine: SimulatedHost, text: str) -> Path:
     return machine.root / "var/log/nvhook.log"
 
 
-def read(log: Path) -> list[tuple[str, str]]:
+def read(log: Path, verb: str = "prestart") -> list[tuple[str, str]]:
     """Level and text of each line."""
     found = []
     for line in log.read_text().splitlines():
         match = LINE.fullmatch(line)
         assert match is not None, line
-        assert match[2] == "prestart" and match[3].startswith("nvhook-test-")
+        assert match[2] == verb and match[3].startswith("nvhook-test-")
         found.append((match[1], match[4]))
     return found
 
@@ -98,3 +99,50 @@ def test_debug_of_the_other_hook(prefix: Path, make_bundle: MakeBundle, tmp_path
     output(make_bundle("true", create_container=reported([finish], tmp_path / "report")))
     (line,) = (tmp_path / "report").read_text().splitlines()
     assert re.search(rf"debug nvhook\[create-container\] \S+: link {MULTIARCH}/libx.so.1 -> x: \d+\.\d\d ms$", line)
+
+
+def test_the_runtime_writes_the_same_log(prefix: Path, machine: SimulatedHost, tmp_path: Path) -> None:
+    log = configure(machine, '[log]\nfile = "/var/log/nvhook.log"\nlevel = "debug"\n')
+    shim = Shim(prefix, machine, tmp_path)
+    shim.output(shim.bundle("true"))
+    assert not log.exists()
+    shim.output(shim.bundle("true", env=visible("0", "utility")))
+    lines = read(log, "runtime")
+    texts = [text for _, text in lines]
+    assert "environment NVIDIA_VISIBLE_DEVICES=0: used: names the devices" in texts
+    assert "links and the loader cache are written into the root before the start" in texts
+    assert any(re.fullmatch(r"loader cache /etc/ld.so.cache: .* \d+\.\d\d ms", text) for text in texts)
+    level, last = lines[-1]
+    assert level == "info" and re.match(r"GPUs 0 with utility: config.json written, \d+ steps done; ", last)
+    assert shim.run(shim.bundle("true", env=visible("7"))).returncode != 0
+    level, last = read(log, "runtime")[-1]
+    assert level == "error" and "no GPU '7' on this host" in last
+
+
+def test_the_runtime_says_nothing_of_a_good_start(prefix: Path, machine: SimulatedHost, tmp_path: Path) -> None:
+    log = configure(machine, '[log]\nfile = "/var/log/nvhook.log"\n')
+    shim = Shim(prefix, machine, tmp_path)
+    shim.output(shim.bundle("true", env=visible("0")))
+    assert log.read_text() == ""
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["nvidia-container-runtime-hook", "-debug", "prestart"], ["nvidia-container-toolkit", "--debug", "prestart"]],
+)
+def test_debug_by_nvidias_names(
+    prefix: Path, host: SimulatedHost, make_bundle: MakeBundle, tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / words[0]).symlink_to(prefix / "lib/nvhook/bin/launch")
+    mine = [proc_hook(), hook(tmp_path / words[0], *words[1:], "--host-root", str(host.root))]
+    output(make_bundle("true", env=visible("0"), prestart=reported(mine, tmp_path / "report")))
+    assert any(text.startswith("device rules: ") for _, text in read(tmp_path / "report"))
+
+
+def test_debug_of_nvidias_cdi_hook(prefix: Path, make_bundle: MakeBundle, tmp_path: Path) -> None:
+    (tmp_path / "nvidia-cdi-hook").symlink_to(prefix / "lib/nvhook/bin/launch")
+    words = ["create-symlinks", "--debug", "--link", f"x::{MULTIARCH}/libx.so.1"]
+    mine = hook(tmp_path / "nvidia-cdi-hook", *words)
+    output(make_bundle("true", create_container=reported([mine], tmp_path / "report")))
+    ((level, text),) = read(tmp_path / "report", "create-container")
+    assert level == "debug" and text.startswith(f"link {MULTIARCH}/libx.so.1 -> x: ")

@@ -7,6 +7,7 @@ import glob
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -124,7 +125,7 @@ def test_a_kernel_event_wakes_it(host: Host, start: Callable[..., Any]) -> None:
     until(lambda: len(names(host)) == 5, host)
     # A GPU without a node is nothing that a folder tells of.
     build(host, gpus=simhost.gpus(2), caps_major=506)
-    time.sleep(0.5)
+    time.sleep(1.5)
     bus = host.simulated.path("/proc/driver/nvidia/gpus") / "0000:18:00.0"
     shutil.rmtree(bus)
     time.sleep(0.5)
@@ -317,3 +318,20 @@ def test_wrong_use(tmp_path: Path) -> None:
     with pytest.raises(NvhookError, match="cannot open"):
         events.lock(tmp_path / "none", "lock")
     assert registry.FOLDERS[-1] == "/var/run/cdi"
+
+
+def test_the_log_has_the_form_of_all_logs(host: Host, start: Callable[..., Any]) -> None:
+    start("--debug", "--interval", "600")
+    until(lambda: len(names(host)) == 5, host)
+    until(lambda: "is written" in host.log(), host)
+    form = re.compile(r"\d{4}-\d\d-\d\dT\S+Z (debug|info|warning) nvhook\[watch\] -: .+")
+    lines = host.log().splitlines()
+    assert all(form.fullmatch(line) for line in lines), lines
+    assert any(" debug nvhook[watch] -: a look: " in line for line in lines)
+
+
+def test_in_the_journal_a_line_has_its_level_and_no_time(host: Host, start: Callable[..., Any]) -> None:
+    start("--interval", "600", env=os.environ | {"JOURNAL_STREAM": "8:1"})
+    until(lambda: "is written" in host.log(), host)
+    lines = host.log().splitlines()
+    assert all(re.match(r"<[346]>nvhook\[watch\] -: ", line) for line in lines), lines

@@ -63,6 +63,7 @@ READS_THE_INVENTORY = {
     "cdi.host.settings",
     "cdi.host.store",
     "cdi.jsontext",
+    "cdi.logline",
 }
 COMMAND_LINE = {"hook.cdiplanner", "hook.cli", "hook.names.ctk", "hook.names.ctkconfig"}
 

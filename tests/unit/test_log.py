@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cdi import logline
 from hook import log
 from ldcache import root
 
@@ -32,7 +33,7 @@ def test_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("level", "count"), [("error", 1), ("warning", 2), ("info", 3), ("debug", 4)])
 def test_levels(tmp_path: Path, level: str, count: int) -> None:
-    assert len(lines(tmp_path, level, *[(one, "x") for one in log.LEVELS])) == count
+    assert len(lines(tmp_path, level, *[(one, "x") for one in logline.LEVELS])) == count
 
 
 def test_what_a_container_chose_stays_on_its_line(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_what_a_container_chose_stays_on_its_line(tmp_path: Path) -> None:
     assert line.endswith(r"nvhook[prestart] a\nb: A=1\n2026 error forged\x1b[2J\udc80")
     (tmp_path / "log").unlink()
     (line,) = lines(tmp_path, "info", ("error", "x" * 100_000))
-    assert len(line) < log.TEXT_MAX + 200
+    assert len(line) < logline.TEXT_MAX + 200
 
 
 def test_a_full_disk_is_no_failure() -> None:
