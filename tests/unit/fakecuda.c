@@ -10,6 +10,9 @@
  *   FAKECUDA_NO_TAIL=1       the last, uneven block is not run
  *   FAKECUDA_OVERRUN=1       the last block writes past the end
  *   FAKECUDA_HELLO=TEXT      printed instead of what the PTX says
+ *   FAKECUDA_PEER=0          no device reaches another's memory
+ *   FAKECUDA_PEER_WRONG=I    a copy between devices spoils its element I
+ *   FAKECUDA_PEER_LOST=1     a copy between devices does nothing
  *   FAKECUDA_LOG=FILE        one line for each call
  *   FAKECUDA_PTX=FILE        the text given to the compiler
  *
@@ -95,6 +98,7 @@ int cuGetErrorName(int code, const char **name)
     case 218: *name = "CUDA_ERROR_INVALID_PTX"; return 0;
     case 221: *name = "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"; return 0;
     case 700: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; return 0;
+    case 704: *name = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"; return 0;
     case 803: *name = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"; return 0;
     default: *name = NULL; return 1;
     }
@@ -109,6 +113,7 @@ int cuGetErrorString(int code, const char **text)
     case 218: *text = "the PTX is \"bad\""; return 0;
     case 221: *text = "no PTX compiler"; return 0;
     case 700: *text = "illegal address"; return 0;
+    case 704: *text = "it is on already"; return 0;
     case 803: *text = "versions differ"; return 0;
     default: *text = NULL; return 1;
     }
@@ -298,6 +303,39 @@ int cuMemcpyDtoH_v2(void *to, const void *from, size_t size)
 {
     BEGIN(current);
     memcpy(to, from, size);
+    return 0;
+}
+
+int cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    BEGIN(device - HANDLE);
+    *can = number("FAKECUDA_PEER", 1);
+    return device == peer ? 101 : 0;
+}
+
+int cuCtxEnablePeerAccess(uintptr_t peer, unsigned int flags)
+{
+    BEGIN(current);
+    return peer && !flags ? 0 : 1;
+}
+
+int cuCtxDisablePeerAccess(uintptr_t peer)
+{
+    BEGIN(current);
+    return peer ? 0 : 1;
+}
+
+int cuMemcpyPeer(void *to, uintptr_t to_context, const void *from, uintptr_t from_context, size_t size)
+{
+    int wrong = number("FAKECUDA_PEER_WRONG", -1);
+
+    BEGIN(current);
+    if (!to_context || !from_context || to_context == from_context)
+        return 1;
+    if (!number("FAKECUDA_PEER_LOST", 0))
+        memcpy(to, from, size);
+    if (wrong >= 0)
+        ((uint32_t *)to)[wrong] ^= 1;
     return 0;
 }
 
