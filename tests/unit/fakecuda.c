@@ -16,9 +16,12 @@
  *   FAKECUDA_LOG=FILE        one line for each call
  *   FAKECUDA_PTX=FILE        the text given to the compiler
  *
- * -DOLD leaves out the symbols of CUDA 11, -DINCOMPLETE leaves out cuLaunchKernel.
+ * -DOLD leaves out the symbols of CUDA 11, -DINCOMPLETE leaves out cuLaunchKernel. tests/simhost/cuda.c includes this
+ * file and brings other devices.
  */
+#ifndef SIMULATED
 #define _DEFAULT_SOURCE 1
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -89,6 +92,32 @@ static int number(const char *variable, int unset)
     return value ? atoi(value) : unset;
 }
 
+#ifndef SIMULATED
+#define CUDA_VERSION 12040
+
+static int devices(void)
+{
+    return number("FAKECUDA_DEVICES", 1);
+}
+
+static void name_of(int ordinal, char *name, int size)
+{
+    snprintf(name, (size_t)size, "Fake \"GPU\" %d", ordinal);
+}
+
+static void uuid_of(int ordinal, unsigned char *uuid)
+{
+    for (int i = 0; i < 16; i++)
+        uuid[i] = (unsigned char)(i * 17);
+    uuid[15] = (unsigned char)ordinal;
+}
+
+static void bus_id_of(int ordinal, char *bus_id, int size)
+{
+    snprintf(bus_id, (size_t)size, "0000:%02x:00.0", 0x17 + ordinal);
+}
+#endif
+
 int cuGetErrorName(int code, const char **name)
 {
     switch (code) {
@@ -127,20 +156,20 @@ int cuInit(unsigned int flags)
              getenv("CUDA_DEVICE_ORDER"), getenv("CUDA_CACHE_DISABLE"));
     record(line, 0);
     BEGIN(-1);
-    return number("FAKECUDA_DEVICES", 1) ? 0 : 100;
+    return devices() ? 0 : 100;
 }
 
 int cuDriverGetVersion(int *version)
 {
     BEGIN(-1);
-    *version = 12040;
+    *version = CUDA_VERSION;
     return 0;
 }
 
 int cuDeviceGetCount(int *count)
 {
     BEGIN(-1);
-    *count = number("FAKECUDA_DEVICES", 1);
+    *count = devices();
     return 0;
 }
 
@@ -151,42 +180,36 @@ int cuDeviceGet(int *device, int ordinal)
 {
     BEGIN(ordinal);
     *device = HANDLE + ordinal;
-    return ordinal >= 0 && ordinal < number("FAKECUDA_DEVICES", 1) ? 0 : 101;
+    return ordinal >= 0 && ordinal < devices() ? 0 : 101;
 }
 
 int cuDeviceGetName(char *name, int size, int device)
 {
     BEGIN(device - HANDLE);
-    snprintf(name, (size_t)size, "Fake \"GPU\" %d", device - HANDLE);
-    return 0;
-}
-
-static int write_uuid(unsigned char *uuid, int device)
-{
-    for (int i = 0; i < 16; i++)
-        uuid[i] = (unsigned char)(i * 17);
-    uuid[15] = (unsigned char)(device - HANDLE);
+    name_of(device - HANDLE, name, size);
     return 0;
 }
 
 int cuDeviceGetUuid(unsigned char *uuid, int device)
 {
     BEGIN(device - HANDLE);
-    return write_uuid(uuid, device);
+    uuid_of(device - HANDLE, uuid);
+    return 0;
 }
 
 #ifndef OLD
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device)
 {
     BEGIN(device - HANDLE);
-    return write_uuid(uuid, device);
+    uuid_of(device - HANDLE, uuid);
+    return 0;
 }
 #endif
 
 int cuDeviceGetPCIBusId(char *bus_id, int size, int device)
 {
     BEGIN(device - HANDLE);
-    snprintf(bus_id, (size_t)size, "0000:%02x:00.0", 0x17 + device - HANDLE);
+    bus_id_of(device - HANDLE, bus_id, size);
     return 0;
 }
 
