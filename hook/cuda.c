@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The CUDA driver API as nvhook uses it: part of the module hook._cuda and, with -DNV_STANDALONE, the
- * program `cuda-check [--device N] [--json] [--library PATH]`.
+ * program `cuda-check [--device N] [--peer N N] [--json] [--library PATH]`.
  *
  * Nothing of CUDA is needed to build this: the prototypes below state the ABI of the few functions called,
  * and libcuda comes by dlopen, so that a machine without a driver gets a message instead of a loader error.
@@ -59,6 +59,12 @@ typedef uint64_t device_pointer;
     F(cuMemFree, "cuMemFree_v2", NULL, (device_pointer pointer))                                            \
     F(cuMemcpyHtoD, "cuMemcpyHtoD_v2", NULL, (device_pointer to, const void *from, size_t size))            \
     F(cuMemcpyDtoH, "cuMemcpyDtoH_v2", NULL, (void *to, device_pointer from, size_t size))                  \
+    F(cuDeviceCanAccessPeer, "cuDeviceCanAccessPeer", NULL, (int *can, int device, int peer))               \
+    F(cuCtxEnablePeerAccess, "cuCtxEnablePeerAccess", NULL, (context_handle peer, unsigned int flags))      \
+    F(cuCtxDisablePeerAccess, "cuCtxDisablePeerAccess", NULL, (context_handle peer))                        \
+    F(cuMemcpyPeer, "cuMemcpyPeer", NULL,                                                                   \
+      (device_pointer to, context_handle to_context, device_pointer from, context_handle from_context,      \
+       size_t size))                                                                                        \
     F(cuLaunchKernel, "cuLaunchKernel", NULL,                                                               \
       (function_handle function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,             \
        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,         \
@@ -180,7 +186,7 @@ static const char *const step_names[NV_STEPS] = {
     [NV_LOAD] = "load",         [NV_INIT] = "init",   [NV_IDENTIFY] = "identify", [NV_CONTEXT] = "context",
     [NV_JIT] = "jit",           [NV_ALLOC] = "alloc", [NV_COPY_IN] = "copy_in",   [NV_KERNEL] = "kernel",
     [NV_COPY_OUT] = "copy_out", [NV_CHECK] = "check", [NV_HELLO] = "hello",
-    [NV_RELEASE] = "release",
+    [NV_RELEASE] = "release",   [NV_PEER] = "peer",
 };
 
 const char *nv_step_name(int step)
@@ -590,6 +596,160 @@ int nv_cuda_run(int ordinal, nv_device *device)
     return device->failures.count == 0;
 }
 
+/*
+ * A copy between two devices. Large enough that starting a copy does not count: 64 MiB take 0.15 ms over the fastest
+ * link, and the bandwidth is that of COPIES in a row.
+ */
+enum { PEER_ELEMENTS = 1 << 24, COPIES = 20, PEER_ACCESS_ALREADY_ENABLED = 704 };
+
+/* What one copy holds; zero is "not there yet". [0] is the device copied from, [1] the one copied to. */
+typedef struct {
+    int handle[2];
+    context_handle context[2];
+    device_pointer memory[2];
+    uint32_t *pattern, *out;
+    int enabled;
+} peer_state;
+
+#define TRY_PEER(peer, side, function, arguments) \
+    succeeded(&(peer)->failures, NV_PEER, (side) ? (peer)->to : (peer)->from, #function, cuda.function arguments)
+
+static int peer_memory(nv_peer *peer, peer_state *run, int side)
+{
+    int ordinal = side ? peer->to : peer->from;
+
+    return TRY_PEER(peer, side, cuDeviceGet, (&run->handle[side], ordinal)) &&
+           TRY_PEER(peer, side, cuDevicePrimaryCtxRetain, (&run->context[side], run->handle[side])) &&
+           TRY_PEER(peer, side, cuCtxSetCurrent, (run->context[side])) &&
+           TRY_PEER(peer, side, cuMemAlloc, (&run->memory[side], PEER_ELEMENTS * sizeof(uint32_t)));
+}
+
+/* Every element differs from its neighbours and, for these 2^24, from each other: odd factors are invertible. */
+static uint32_t pattern_at(uint32_t i, int from)
+{
+    return (i + 1) * 2654435761u ^ (uint32_t)from << 28;
+}
+
+static int peer_fill(nv_peer *peer, peer_state *run)
+{
+    size_t size = PEER_ELEMENTS * sizeof(uint32_t);
+
+    run->pattern = malloc(size);
+    run->out = malloc(size);
+    if (!run->pattern || !run->out)
+        return fail(&peer->failures, NV_PEER, peer->to, "malloc", strerror(errno));
+    for (uint32_t i = 0; i < PEER_ELEMENTS; i++)
+        run->pattern[i] = pattern_at(i, peer->from);
+    /* What is never copied stays the pattern's complement, which is wrong at every element. */
+    for (uint32_t i = 0; i < PEER_ELEMENTS; i++)
+        run->out[i] = ~run->pattern[i];
+    return TRY_PEER(peer, 1, cuMemcpyHtoD, (run->memory[1], run->out, size)) &&
+           TRY_PEER(peer, 0, cuCtxSetCurrent, (run->context[0])) &&
+           TRY_PEER(peer, 0, cuMemcpyHtoD, (run->memory[0], run->pattern, size));
+}
+
+/*
+ * Without peer access the driver goes through the host's memory, which is as right and slower. It may be on already: a
+ * primary context is the process's, not ours. The context of `to` is left current.
+ */
+static int peer_access(nv_peer *peer, peer_state *run)
+{
+    int code;
+
+    if (!TRY_PEER(peer, 1, cuCtxSetCurrent, (run->context[1])) ||
+        !TRY_PEER(peer, 1, cuDeviceCanAccessPeer, (&peer->direct, run->handle[1], run->handle[0])))
+        return 0;
+    if (!peer->direct)
+        return 1;
+    code = cuda.cuCtxEnablePeerAccess(run->context[0], 0);
+    run->enabled = code == 0;
+    return code == PEER_ACCESS_ALREADY_ENABLED ||
+           succeeded(&peer->failures, NV_PEER, peer->to, "cuCtxEnablePeerAccess", code);
+}
+
+/* cuMemcpyPeer does not wait for the host, only for the work of both contexts. */
+static int peer_copies(nv_peer *peer, peer_state *run, int count)
+{
+    size_t size = PEER_ELEMENTS * sizeof(uint32_t);
+
+    for (int i = 0; i < count; i++)
+        if (!TRY_PEER(peer, 1, cuMemcpyPeer,
+                      (run->memory[1], run->context[1], run->memory[0], run->context[0], size)))
+            return 0;
+    return TRY_PEER(peer, 1, cuCtxSynchronize, ());
+}
+
+static int peer_timed(nv_peer *peer, peer_state *run)
+{
+    double start, seconds;
+
+    /* The first copy sets up what later ones use. */
+    if (!peer_copies(peer, run, 1))
+        return 0;
+    start = milliseconds();
+    if (!peer_copies(peer, run, COPIES))
+        return 0;
+    seconds = (milliseconds() - start) / 1e3;
+    if (seconds > 0)
+        peer->bandwidth = (double)COPIES * PEER_ELEMENTS * sizeof(uint32_t) / seconds;
+    return 1;
+}
+
+static int peer_check(nv_peer *peer, peer_state *run)
+{
+    size_t size = PEER_ELEMENTS * sizeof(uint32_t);
+    unsigned int wrong = 0, first = 0;
+    char text[NV_TEXT];
+
+    memset(run->out, 0, size);
+    if (!TRY_PEER(peer, 1, cuMemcpyDtoH, (run->out, run->memory[1], size)))
+        return 0;
+    for (unsigned int i = 0; i < PEER_ELEMENTS; i++)
+        if (run->out[i] != pattern_at(i, peer->from) && wrong++ == 0)
+            first = i;
+    peer->elements = PEER_ELEMENTS - wrong;
+    if (wrong == 0)
+        return 1;
+    snprintf(text, sizeof text, "%u of %d elements are wrong; the first, %u, is %#x and should be %#x", wrong,
+             PEER_ELEMENTS, first, run->out[first], pattern_at(first, peer->from));
+    return fail(&peer->failures, NV_PEER, peer->to, "cuMemcpyPeer", text);
+}
+
+/* As `release`: after a failure nothing more is reported. */
+static void peer_release(nv_peer *peer, peer_state *run)
+{
+    nv_peer unreported = *peer;
+    nv_peer *reported = peer->failures.count ? &unreported : peer;
+
+    free(run->pattern);
+    free(run->out);
+    if (run->enabled)
+        TRY_PEER(reported, 1, cuCtxDisablePeerAccess, (run->context[0]));
+    for (int side = 1; side >= 0; side--) {
+        if (!run->context[side])
+            continue;
+        TRY_PEER(reported, side, cuCtxSetCurrent, (run->context[side]));
+        if (run->memory[side])
+            TRY_PEER(reported, side, cuMemFree, (run->memory[side]));
+        TRY_PEER(reported, side, cuCtxSetCurrent, (NULL));
+        TRY_PEER(reported, side, cuDevicePrimaryCtxRelease, (run->handle[side]));
+    }
+}
+
+int nv_cuda_peer(int from, int to, nv_peer *peer)
+{
+    peer_state run = {0};
+
+    memset(peer, 0, sizeof *peer);
+    peer->from = from;
+    peer->to = to;
+    if (peer_memory(peer, &run, 0) && peer_memory(peer, &run, 1) && peer_fill(peer, &run) &&
+        peer_access(peer, &run) && peer_timed(peer, &run))
+        peer_check(peer, &run);
+    peer_release(peer, &run);
+    return peer->failures.count == 0;
+}
+
 #ifdef NV_STANDALONE
 
 #if defined(__x86_64__) && defined(__GLIBC__)
@@ -628,7 +788,8 @@ __asm__(".symver dlopen, dlopen@GLIBC_2.2.5\n"
 
 typedef struct {
     const char *library;
-    int device; /* -1: all */
+    int device;  /* -1: all */
+    int peer[2]; /* -1: none */
     int json;
 } arguments;
 
@@ -782,6 +943,40 @@ static int run_device(int ordinal, int json)
     return good;
 }
 
+static void print_json_peer(const nv_peer *peer)
+{
+    printf("{\"from\": %d, \"to\": %d, \"direct\": %s, ", peer->from, peer->to, peer->direct ? "true" : "false");
+    printf("\"elements\": %u, \"bandwidth\": %.0f, ", peer->elements, peer->bandwidth);
+    print_json_failures(&peer->failures);
+    printf("}");
+}
+
+static void print_peer(const nv_peer *peer)
+{
+    if (peer->elements)
+        printf("device %d to device %d: %u elements right, %.1f GB/s, %s\n", peer->from, peer->to, peer->elements,
+               peer->bandwidth / 1e9, peer->direct ? "directly" : "by way of the host's memory");
+    print_failures(&peer->failures);
+}
+
+/* Both directions: a link may be good in one only. */
+static int run_peers(const arguments *arguments)
+{
+    nv_peer peer;
+    int good = 1;
+
+    for (int i = 0; i < 2; i++) {
+        good &= nv_cuda_peer(arguments->peer[i], arguments->peer[!i], &peer);
+        if (arguments->json && i)
+            printf(", ");
+        if (arguments->json)
+            print_json_peer(&peer);
+        else
+            print_peer(&peer);
+    }
+    return good;
+}
+
 static int run_all(const arguments *arguments)
 {
     nv_driver driver;
@@ -805,6 +1000,10 @@ static int run_all(const arguments *arguments)
             printf(", ");
         good &= run_device(ordinal, arguments->json);
     }
+    if (arguments->json)
+        printf("], \"peers\": [");
+    if (opened && arguments->peer[0] >= 0)
+        good &= run_peers(arguments);
     if (arguments->json)
         printf("]}\n");
     return good;
@@ -834,6 +1033,11 @@ static int parse(int count, char **words, arguments *arguments)
             arguments->device = parse_number(words[++i]);
             if (arguments->device < 0)
                 return 0;
+        } else if (!strcmp(words[i], "--peer") && i + 2 < count) {
+            arguments->peer[0] = parse_number(words[++i]);
+            arguments->peer[1] = parse_number(words[++i]);
+            if (arguments->peer[0] < 0 || arguments->peer[1] < 0 || arguments->peer[0] == arguments->peer[1])
+                return 0;
         } else if (!strcmp(words[i], "--library") && i + 1 < count) {
             arguments->library = words[++i];
         } else {
@@ -846,10 +1050,10 @@ static int parse(int count, char **words, arguments *arguments)
 /* `used`: where _start is ours, its call is all that names main, and link-time optimisation can't see it. */
 __attribute__((used)) int main(int count, char **words)
 {
-    arguments arguments = {.device = -1};
+    arguments arguments = {.device = -1, .peer = {-1, -1}};
 
     if (!parse(count, words, &arguments)) {
-        fprintf(stderr, "usage: cuda-check [--device N] [--json] [--library PATH]\n");
+        fprintf(stderr, "usage: cuda-check [--device N] [--peer N N] [--json] [--library PATH]\n");
         return 2;
     }
     return run_all(&arguments) ? 0 : 1;

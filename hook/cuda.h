@@ -8,7 +8,8 @@
 #ifndef NVHOOK_CUDA_H
 #define NVHOOK_CUDA_H
 
-/* In the order in which they run. The first two happen once a process, the others once a device. */
+/* In the order in which they run. The first two happen once a process, the last once a pair of devices, the others
+ * once a device. */
 enum nv_step {
     NV_LOAD,     /* dlopen and the look-up of every function */
     NV_INIT,     /* cuInit, driver version, number of devices */
@@ -22,6 +23,7 @@ enum nv_step {
     NV_CHECK,    /* every element compared with the CPU's */
     NV_HELLO,    /* the kernel that prints */
     NV_RELEASE,  /* memory, module and context given back */
+    NV_PEER,     /* one device's memory to another's */
     NV_STEPS
 };
 
@@ -65,6 +67,16 @@ typedef struct {
     nv_failures failures;
 } nv_device;
 
+/* A copy from one device's memory to another's. */
+typedef struct {
+    int from; /* ordinals */
+    int to;
+    int direct;            /* 1: `to` reads the memory of `from` itself; 0: the driver copies by way of the host's */
+    unsigned int elements; /* compared by the CPU and found right */
+    double bandwidth;      /* bytes a second over several copies; 0 before they were made */
+    nv_failures failures;  /* of step NV_PEER, on `to` but for what is done on `from` */
+} nv_peer;
+
 /* A step's name, as printed and as the key in JSON. */
 const char *nv_step_name(int step);
 
@@ -84,5 +96,12 @@ int nv_cuda_identify(int ordinal, nv_device *device);
  * back: the device's line lands in device->hello, never on the terminal by itself.
  */
 int nv_cuda_run(int ordinal, nv_device *device);
+
+/*
+ * After nv_cuda_open: copies a pattern from the memory of one device to another's by cuMemcpyPeer, directly where
+ * the driver allows it, times some more of the same, and compares every element. Returns 1 if every call succeeded and
+ * every element is right. Takes 64 MiB on each device and twice that of the host, and gives them back.
+ */
+int nv_cuda_peer(int from, int to, nv_peer *peer);
 
 #endif

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from hook import mounts
+from hook import mounts, peer
 from ldcache.errors import NvhookError
 
 HERE = Path(__file__).resolve().parent
@@ -110,11 +110,12 @@ class Report:
     count: int
     ms: dict[str, float]
     results: tuple[Result, ...]
+    peers: tuple[peer.Peer, ...] = ()
 
     @property
     def good(self) -> bool:
         """Whether every call on every device succeeded."""
-        return not any(result.failures for result in self.results)
+        return not any(result.failures for result in self.results) and not any(item.failures for item in self.peers)
 
     def to_json(self) -> dict[str, Any]:
         """What `cuda-check --json` prints, and the kernel module's version."""
@@ -125,6 +126,7 @@ class Report:
             "ms": self.ms,
             "failures": [],
             "devices": [asdict(result) for result in self.results],
+            "peers": [copied.to_json() for copied in self.peers],
         }
 
 
@@ -138,8 +140,9 @@ def driver_version(path: Path = DRIVER_VERSION) -> str | None:
     return found[1] if found else None
 
 
-def verify(devices: list[str] | None = None, library: str | None = None) -> Report:
-    """Run both kernels on each of `devices` (index or UUID; None: all that CUDA shows).
+def verify(devices: list[str] | None = None, library: str | None = None, copies: bool = False) -> Report:
+    """Run both kernels on each of `devices` (index or UUID; None: all that CUDA shows). With `copies`, `devices` are
+    two, and memory is copied from each to the other.
 
     `library` is libcuda's path, by default libcuda.so.1 as the loader finds it. Calls that fail on a device
     are in its Result. Raises NvhookError if libcuda can't be loaded or initialised, if there is no device,
@@ -156,14 +159,18 @@ def verify(devices: list[str] | None = None, library: str | None = None) -> Repo
     if not lib.nv_cuda_open(name, driver):
         failure = _failures(_cuda, driver)[0]
         raise NvhookError(f"CUDA does not work here: {failure}", failure.remedy)
-    chosen = range(driver.devices) if devices is None else _choose(_cuda, driver.devices, devices)
+    chosen = list(range(driver.devices)) if devices is None else _choose(_cuda, driver.devices, devices)
+    if copies and len(chosen) != 2:
+        raise NvhookError(f"--peer names one device twice: it is {chosen[0]}", "name two, by index or UUID")
+    results = tuple(_run(_cuda, index) for index in chosen)
     return Report(
         driver=driver_version(),
         cuda=f"{driver.version // 1000}.{driver.version % 1000 // 10}",
         library=_text(_cuda, driver.library),
         count=driver.devices,
         ms=_times(_cuda, driver),
-        results=tuple(_run(_cuda, index) for index in chosen),
+        results=results,
+        peers=_copy_both_ways(_cuda, *results) if copies else (),
     )
 
 
@@ -201,6 +208,26 @@ def _run(module: Any, index: int) -> Result:
     )
 
 
+def _copy_both_ways(module: Any, first: Result, second: Result) -> tuple[peer.Peer, ...]:
+    """Both directions: a link may be good in one only."""
+    copied = module.ffi.new("nv_peer[2]")
+    module.lib.nv_cuda_peer(first.index, second.index, module.ffi.addressof(copied[0]))
+    module.lib.nv_cuda_peer(second.index, first.index, module.ffi.addressof(copied[1]))
+    link = peer.link(first.uuid, second.uuid)
+    return tuple(
+        peer.Peer(
+            source=getattr(item, "from"),
+            target=item.to,
+            direct=bool(item.direct),
+            elements=item.elements,
+            bandwidth=item.bandwidth,
+            link=link,
+            failures=_failures(module, item),
+        )
+        for item in copied
+    )
+
+
 def _text(module: Any, array: Any) -> str:
     value: bytes = module.ffi.string(array)
     return value.decode("utf-8", "replace")
@@ -231,6 +258,10 @@ def print_report(report: Report) -> None:
     print(f"  {_times_line(report.ms)}")
     for result in report.results:
         print_result(result)
+    for copied in report.peers:
+        if copied.elements:
+            print(copied)
+        _print_failures(copied.failures)
 
 
 def print_result(result: Result) -> None:
@@ -243,12 +274,16 @@ def print_result(result: Result) -> None:
         print(f"  vector kernel: {result.elements} elements right")
     if not any(failure.step == "hello" for failure in result.failures):
         print(result.hello, end="")
-    # The two streams may be one file: what was found comes before what failed.
-    sys.stdout.flush()
-    for failure in result.failures:
-        print(f"nvhook: error: {failure}\n  remedy: {failure.remedy}", file=sys.stderr)
+    _print_failures(result.failures)
     if result.log:
         print(result.log, file=sys.stderr)
+
+
+def _print_failures(failures: tuple[Failure, ...]) -> None:
+    # The two streams may be one file: what was found comes before what failed.
+    sys.stdout.flush()
+    for failure in failures:
+        print(f"nvhook: error: {failure}\n  remedy: {failure.remedy}", file=sys.stderr)
 
 
 def _times_line(ms: dict[str, float]) -> str:
@@ -471,11 +506,18 @@ def _remove(bundle: Path) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `nvhook verify`."""
-    parser.add_argument(
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--device",
         action="append",
         metavar="INDEX|UUID",
         help="a GPU to verify; repeatable; default: all",
+    )
+    which.add_argument(
+        "--peer",
+        nargs=2,
+        metavar="INDEX|UUID",
+        help="two GPUs to verify, and to copy memory between, both ways",
     )
     parser.add_argument("--library", metavar="PATH", help="libcuda to load; default: libcuda.so.1")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -489,11 +531,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """`nvhook verify`: 0 if everything ran and was right, else 1. Raises NvhookError."""
     devices = None if args.device is None else [name for item in args.device for name in item.split(",") if name]
+    if args.peer is not None:
+        devices = args.peer
     if args.in_container:
         return _run_in_container(args, devices)
     with _signals(signal.SIG_DFL):
         # Python's own handler would wait for a C call to return, and cuInit on a sick GPU may not.
-        report = verify(devices, args.library)
+        report = verify(devices, args.library, args.peer is not None)
     if args.json:
         print(json.dumps(report.to_json(), indent=2))
     else:
@@ -505,6 +549,9 @@ def _run_in_container(args: argparse.Namespace, devices: list[str] | None) -> in
     arguments = ["--json"] if args.json else []
     if args.library is not None:
         arguments += ["--library", args.library]
+    if args.peer is not None:
+        # Of the container's own devices, which are these two.
+        arguments += ["--peer", "0", "1"]
     if not args.json:
         print(f"driver {driver_version() or 'unknown'}, in a container of {find_runtime(args.runtime)}")
     # The container writes to our stdout directly.

@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated libcuda: it loads, tells its version, and says truthfully that there is no GPU. */
+/*
+ * The simulated libcuda: it tells its version, and shows the GPUs that this process may use. Kernels run on the CPU,
+ * as tests/unit/fakecuda.c does them; its environment variables make these devices fail too, but for the number.
+ */
+#define _GNU_SOURCE
+#include "visible.h"
 
-#define NO_DEVICE 100
+#include <stdint.h>
+#include <string.h>
+
+#define CONTROL_MINOR 255
 
 /* Which driver a program really got: the file's own version, whatever link it was found through. */
 const char *simulated_driver_version(void)
@@ -9,25 +17,36 @@ const char *simulated_driver_version(void)
 	return DRIVER_VERSION;
 }
 
-int cuInit(unsigned flags)
+static int devices(void)
 {
-	return flags == 0 ? NO_DEVICE : 1;
+	static int asked;
+
+	if (!asked++ && reachable("/dev/nvidiactl", CONTROL_MINOR) && reachable("/dev/nvidia-uvm", 0))
+		find_gpus();
+	return gpu_count;
 }
 
-int cuDriverGetVersion(int *version)
+static void name_of(int ordinal, char *name, int size)
 {
-	*version = CUDA_VERSION;
-	return 0;
+	snprintf(name, size, "%s", gpus[ordinal].name);
 }
 
-int cuGetErrorName(int error, const char **text)
+static void uuid_of(int ordinal, unsigned char *uuid)
 {
-	*text = error == NO_DEVICE ? "CUDA_ERROR_NO_DEVICE" : "CUDA_ERROR_INVALID_VALUE";
-	return 0;
+	const char *at = gpus[ordinal].uuid + strlen("GPU-");
+
+	for (int i = 0; i < 16; i++, at += 2) {
+		at += *at == '-';
+		sscanf(at, "%2hhx", &uuid[i]);
+	}
 }
 
-int cuGetErrorString(int error, const char **text)
+static void bus_id_of(int ordinal, char *bus_id, int size)
 {
-	*text = error == NO_DEVICE ? "no CUDA-capable device is detected" : "invalid argument";
-	return 0;
+	struct gpu *gpu = &gpus[ordinal];
+
+	snprintf(bus_id, size, "%04x:%02x:%02x.%x", gpu->domain, gpu->bus, gpu->device, gpu->function);
 }
+
+#define SIMULATED
+#include "../unit/fakecuda.c"

@@ -6,27 +6,22 @@
  * Beside the library stands a folder simulated-nvml/ (tests/simhost/nvml.py writes it):
  *   nvml.conf  what to answer, one thing a line (`load_configuration` has the forms)
  *   calls      with `record`, each call appends `PID NAME GPU`, GPU being NVML's index or -1
- * Without the folder, as in a container that was given the library alone, the GPUs are those of /proc/driver/nvidia
- * whose node opens or would open (ENXIO, ENODEV: the device rules let us through, there is just no driver behind it).
+ * Without the folder, as in a container that was given the library alone, the GPUs are those of visible.h.
  */
 
 #define _GNU_SOURCE
-#include <dirent.h>
+#include "visible.h"
+
 #include <dlfcn.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <time.h>
-#include <unistd.h>
 
-#define GPUS 64
 #define FAULTS 64
 #define MIGS 256
+#define CONTROL_MINOR 255
 
 enum {
 	SUCCESS = 0,
@@ -38,13 +33,6 @@ enum {
 	DRIVER_NOT_LOADED = 9,
 	LIB_RM_VERSION_MISMATCH = 18,
 	UNKNOWN = 999,
-};
-
-struct gpu {
-	unsigned domain, bus, device, function; /* first: by_bus_id compares them as they stand */
-	unsigned minor, device_id, subsystem_id, brand, architecture;
-	int compute_major, compute_minor, mig, numa_node;
-	char uuid[80], name[96];
 };
 
 struct fault {
@@ -61,10 +49,9 @@ struct mig {
 	char uuid[80], profile[32];
 };
 
-static struct gpu gpus[GPUS];
 static struct mig migs[MIGS];
 static struct fault faults[FAULTS];
-static unsigned gpu_count, mig_count, fault_count, sessions;
+static unsigned mig_count, fault_count, sessions;
 static char driver_version[80] = DRIVER_VERSION, nvml_version[80] = NVML_VERSION, calls_path[PATH_MAX];
 static int cuda_version = CUDA_VERSION, configured;
 
@@ -116,57 +103,11 @@ static void load_configuration(FILE *file)
 	}
 }
 
-/* 1: the device rules and the mode let us open it. */
-static int reachable(const char *node)
-{
-	int fd = open(node, O_RDWR | O_CLOEXEC);
-
-	if (fd >= 0)
-		close(fd);
-	return fd >= 0 || errno == ENXIO || errno == ENODEV;
-}
-
-static int by_bus_id(const void *left, const void *right)
-{
-	const unsigned *a = left, *b = right;
-
-	for (int i = 0; i < 4; i++)
-		if (a[i] != b[i])
-			return a[i] < b[i] ? -1 : 1;
-	return 0;
-}
-
-static void read_information(const char *bus_id)
-{
-	struct gpu *gpu = &gpus[gpu_count];
-	char path[128], line[256];
-	FILE *file;
-	int known = 0;
-
-	snprintf(path, sizeof(path), "/proc/driver/nvidia/gpus/%.32s/information", bus_id);
-	file = fopen(path, "re");
-	if (!file)
-		return;
-	*gpu = (struct gpu){.device_id = 0x233510de, .brand = 14, .architecture = 9, .compute_major = 9, .numa_node = -1};
-	known += sscanf(bus_id, "%x:%x:%x.%x", &gpu->domain, &gpu->bus, &gpu->device, &gpu->function) == 4;
-	while (fgets(line, sizeof(line), file)) {
-		sscanf(line, "Model: %95[^\n]", gpu->name);
-		sscanf(line, "GPU UUID: %79s", gpu->uuid);
-		known += sscanf(line, "Device Minor: %u", &gpu->minor) == 1;
-	}
-	fclose(file);
-	snprintf(path, sizeof(path), "/dev/nvidia%u", gpu->minor);
-	if (known == 2 && reachable(path))
-		gpu_count++;
-}
-
 static int ask_kernel(void)
 {
 	char line[256] = "", loaded[80] = "";
 	const char *release;
-	struct dirent *entry;
 	FILE *file = fopen("/proc/driver/nvidia/version", "re");
-	DIR *folder;
 
 	gpu_count = mig_count = fault_count = 0;
 	if (!file)
@@ -174,16 +115,11 @@ static int ask_kernel(void)
 	if (fgets(line, sizeof(line), file) && (release = strstr(line, "  ")))
 		sscanf(release, "%79s", loaded);
 	fclose(file);
-	if (!reachable("/dev/nvidiactl"))
+	if (!reachable("/dev/nvidiactl", CONTROL_MINOR))
 		return errno == ENOENT ? DRIVER_NOT_LOADED : UNKNOWN;
 	if (strcmp(loaded, driver_version))
 		return LIB_RM_VERSION_MISMATCH;
-	folder = opendir("/proc/driver/nvidia/gpus");
-	while (folder && (entry = readdir(folder)) && gpu_count < GPUS)
-		read_information(entry->d_name);
-	if (folder)
-		closedir(folder);
-	qsort(gpus, gpu_count, sizeof(*gpus), by_bus_id);
+	find_gpus();
 	return SUCCESS;
 }
 

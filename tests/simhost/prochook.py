@@ -2,7 +2,9 @@
 """A first prestart hook for machines without a driver: gives the container's proc a /proc/driver/nvidia.
 
 No proc has that folder where no driver is loaded, and nothing can be made in a proc. A tmpfs over
-/proc/driver, with an empty folder `nvidia`, is what the proc mask can be put on. Started by path with -I -S.
+/proc/driver, with a folder `nvidia`, is what the proc mask can be put on. That folder is empty or, where an argument
+names one of the host, that one: then a container without the mask sees what it would with a driver. Started by path
+with -I -S.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import sys
 
 CLONE_NEWNS = 0x20000
+MS_BIND = 0x1000
 
 
 def checked(value: int) -> None:
@@ -36,6 +39,8 @@ def main() -> None:
     target = f"{root}/proc/driver"
     checked(libc.mount(b"nvhook-test", os.fsencode(target), b"tmpfs", 0, b"mode=0555"))
     os.mkdir(f"{target}/nvidia", 0o555)
+    for source in sys.argv[1:]:
+        checked(libc.mount(os.fsencode(source), os.fsencode(f"{target}/nvidia"), None, MS_BIND, None))
 
 
 if __name__ == "__main__":

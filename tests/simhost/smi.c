@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The simulated nvidia-smi: lists what NVML sees, as `nvidia-smi -L` does; without -L also the versions. */
+/* The simulated nvidia-smi: lists what NVML sees, as `nvidia-smi -L` does; without -L also the versions. With `topo -m`
+ * every GPU is linked to every other by NVLink. */
 
 #include <dlfcn.h>
 #include <stdio.h>
@@ -16,6 +17,21 @@ static void *symbol(const char *name)
 	if (!address)
 		fprintf(stderr, "nvidia-smi: libnvidia-ml.so.1 has no %s\n", name);
 	return address;
+}
+
+static int topology(unsigned count)
+{
+	printf("\t\033[4m");
+	for (unsigned i = 0; i < count; i++)
+		printf("GPU%u\t", i);
+	printf("CPU Affinity\tNUMA Affinity\tGPU NUMA ID\033[0m\n");
+	for (unsigned row = 0; row < count; row++) {
+		printf("GPU%u\t", row);
+		for (unsigned i = 0; i < count; i++)
+			printf(i == row ? " X \t" : "NV18\t");
+		printf("0-15\t0\t\tN/A\n");
+	}
+	return 0;
 }
 
 int main(int argc, char **argv)
@@ -45,6 +61,8 @@ int main(int argc, char **argv)
 		printf("Failed to initialize NVML: %s\n", text(result));
 		return result;
 	}
+	if (argc > 1 && !strcmp(argv[1], "topo"))
+		return count_of(&count) || topology(count);
 	if ((argc < 2 || strcmp(argv[1], "-L")) && !version(driver, sizeof(driver)) && !cuda(&cuda_version))
 		printf("NVIDIA-SMI %s  Driver Version: %s  CUDA Version: %d.%d\n", driver, driver, cuda_version / 1000,
 		       cuda_version % 1000 / 10);

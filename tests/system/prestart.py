@@ -18,9 +18,9 @@ PROC_HOOK = Path(__file__).parents[1] / "simhost/prochook.py"
 MULTIARCH = "/usr/lib/x86_64-linux-gnu"
 
 
-def proc_hook() -> Hook:
-    """Gives the container's proc the folder that a driver would."""
-    return hook(sys.executable, "-I", "-S", str(PROC_HOOK))
+def proc_hook(*source: str) -> Hook:
+    """Gives the container's proc the folder that a driver would: an empty one, or `source` of the host."""
+    return hook(sys.executable, "-I", "-S", str(PROC_HOOK), *source)
 
 
 def nvhook(prefix: Path, host: SimulatedHost) -> list[Hook]:

@@ -10,12 +10,18 @@
  *   FAKECUDA_NO_TAIL=1       the last, uneven block is not run
  *   FAKECUDA_OVERRUN=1       the last block writes past the end
  *   FAKECUDA_HELLO=TEXT      printed instead of what the PTX says
+ *   FAKECUDA_PEER=0          no device reaches another's memory
+ *   FAKECUDA_PEER_WRONG=I    a copy between devices spoils its element I
+ *   FAKECUDA_PEER_LOST=1     a copy between devices does nothing
  *   FAKECUDA_LOG=FILE        one line for each call
  *   FAKECUDA_PTX=FILE        the text given to the compiler
  *
- * -DOLD leaves out the symbols of CUDA 11, -DINCOMPLETE leaves out cuLaunchKernel.
+ * -DOLD leaves out the symbols of CUDA 11, -DINCOMPLETE leaves out cuLaunchKernel. tests/simhost/cuda.c includes this
+ * file and brings other devices.
  */
+#ifndef SIMULATED
 #define _DEFAULT_SOURCE 1
+#endif
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,6 +92,32 @@ static int number(const char *variable, int unset)
     return value ? atoi(value) : unset;
 }
 
+#ifndef SIMULATED
+#define CUDA_VERSION 12040
+
+static int devices(void)
+{
+    return number("FAKECUDA_DEVICES", 1);
+}
+
+static void name_of(int ordinal, char *name, int size)
+{
+    snprintf(name, (size_t)size, "Fake \"GPU\" %d", ordinal);
+}
+
+static void uuid_of(int ordinal, unsigned char *uuid)
+{
+    for (int i = 0; i < 16; i++)
+        uuid[i] = (unsigned char)(i * 17);
+    uuid[15] = (unsigned char)ordinal;
+}
+
+static void bus_id_of(int ordinal, char *bus_id, int size)
+{
+    snprintf(bus_id, (size_t)size, "0000:%02x:00.0", 0x17 + ordinal);
+}
+#endif
+
 int cuGetErrorName(int code, const char **name)
 {
     switch (code) {
@@ -95,6 +127,7 @@ int cuGetErrorName(int code, const char **name)
     case 218: *name = "CUDA_ERROR_INVALID_PTX"; return 0;
     case 221: *name = "CUDA_ERROR_JIT_COMPILER_NOT_FOUND"; return 0;
     case 700: *name = "CUDA_ERROR_ILLEGAL_ADDRESS"; return 0;
+    case 704: *name = "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED"; return 0;
     case 803: *name = "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH"; return 0;
     default: *name = NULL; return 1;
     }
@@ -109,6 +142,7 @@ int cuGetErrorString(int code, const char **text)
     case 218: *text = "the PTX is \"bad\""; return 0;
     case 221: *text = "no PTX compiler"; return 0;
     case 700: *text = "illegal address"; return 0;
+    case 704: *text = "it is on already"; return 0;
     case 803: *text = "versions differ"; return 0;
     default: *text = NULL; return 1;
     }
@@ -122,20 +156,20 @@ int cuInit(unsigned int flags)
              getenv("CUDA_DEVICE_ORDER"), getenv("CUDA_CACHE_DISABLE"));
     record(line, 0);
     BEGIN(-1);
-    return number("FAKECUDA_DEVICES", 1) ? 0 : 100;
+    return devices() ? 0 : 100;
 }
 
 int cuDriverGetVersion(int *version)
 {
     BEGIN(-1);
-    *version = 12040;
+    *version = CUDA_VERSION;
     return 0;
 }
 
 int cuDeviceGetCount(int *count)
 {
     BEGIN(-1);
-    *count = number("FAKECUDA_DEVICES", 1);
+    *count = devices();
     return 0;
 }
 
@@ -146,42 +180,36 @@ int cuDeviceGet(int *device, int ordinal)
 {
     BEGIN(ordinal);
     *device = HANDLE + ordinal;
-    return ordinal >= 0 && ordinal < number("FAKECUDA_DEVICES", 1) ? 0 : 101;
+    return ordinal >= 0 && ordinal < devices() ? 0 : 101;
 }
 
 int cuDeviceGetName(char *name, int size, int device)
 {
     BEGIN(device - HANDLE);
-    snprintf(name, (size_t)size, "Fake \"GPU\" %d", device - HANDLE);
-    return 0;
-}
-
-static int write_uuid(unsigned char *uuid, int device)
-{
-    for (int i = 0; i < 16; i++)
-        uuid[i] = (unsigned char)(i * 17);
-    uuid[15] = (unsigned char)(device - HANDLE);
+    name_of(device - HANDLE, name, size);
     return 0;
 }
 
 int cuDeviceGetUuid(unsigned char *uuid, int device)
 {
     BEGIN(device - HANDLE);
-    return write_uuid(uuid, device);
+    uuid_of(device - HANDLE, uuid);
+    return 0;
 }
 
 #ifndef OLD
 int cuDeviceGetUuid_v2(unsigned char *uuid, int device)
 {
     BEGIN(device - HANDLE);
-    return write_uuid(uuid, device);
+    uuid_of(device - HANDLE, uuid);
+    return 0;
 }
 #endif
 
 int cuDeviceGetPCIBusId(char *bus_id, int size, int device)
 {
     BEGIN(device - HANDLE);
-    snprintf(bus_id, (size_t)size, "0000:%02x:00.0", 0x17 + device - HANDLE);
+    bus_id_of(device - HANDLE, bus_id, size);
     return 0;
 }
 
@@ -298,6 +326,39 @@ int cuMemcpyDtoH_v2(void *to, const void *from, size_t size)
 {
     BEGIN(current);
     memcpy(to, from, size);
+    return 0;
+}
+
+int cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    BEGIN(device - HANDLE);
+    *can = number("FAKECUDA_PEER", 1);
+    return device == peer ? 101 : 0;
+}
+
+int cuCtxEnablePeerAccess(uintptr_t peer, unsigned int flags)
+{
+    BEGIN(current);
+    return peer && !flags ? 0 : 1;
+}
+
+int cuCtxDisablePeerAccess(uintptr_t peer)
+{
+    BEGIN(current);
+    return peer ? 0 : 1;
+}
+
+int cuMemcpyPeer(void *to, uintptr_t to_context, const void *from, uintptr_t from_context, size_t size)
+{
+    int wrong = number("FAKECUDA_PEER_WRONG", -1);
+
+    BEGIN(current);
+    if (!to_context || !from_context || to_context == from_context)
+        return 1;
+    if (!number("FAKECUDA_PEER_LOST", 0))
+        memcpy(to, from, size);
+    if (wrong >= 0)
+        ((uint32_t *)to)[wrong] ^= 1;
     return 0;
 }
 
