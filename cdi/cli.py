@@ -42,6 +42,7 @@ def add_generate(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--hook-path", metavar="FILE", help="the installed launcher nvhook-create-container")
     content.add_arguments(verb)
     modes.add_arguments(verb)
+    verb.add_argument("--load-kmods", action="store_true", help="first load missing kernel modules and make nodes")
     verb.add_argument("--strict", action="store_true", help="fail if a GPU has to be left out")
     inventory.add_root_arguments(verb)
     # A file outlives this look, and a GPU that is lost has its UUID in /proc all the same.
@@ -168,6 +169,12 @@ def run_generate(arguments: argparse.Namespace) -> int:
 
     output = arguments.output
     hook_path = "" if arguments.no_hooks else arguments.hook_path or find_hook()
+    if arguments.load_kmods:
+        from cdi.host import devicefiles
+
+        done: list[str] = []
+        warn(devicefiles.make(arguments.host_root, arguments.dev_root or "/", True, True, False, done.append))
+        note(done)
     whole, said = of_this_host(arguments, hook_path)
     if "no-additional-gids-for-device-nodes" not in content.flags(arguments):
         whole = ceiling.add_groups(whole)

@@ -268,20 +268,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook nodes`: a line on stdout for each change. Raises NvhookError."""
-    root_fd = root.open_host(arguments.host_root)
-    base = arguments.dev_root
+    create_too = arguments.what == "create"
+    load_kmods = create_too and arguments.load_kmods
+    return warn(make(arguments.host_root, arguments.dev_root, create_too, load_kmods, arguments.dry_run, print))
+
+
+def make(
+    host_root: str, base: str, create_too: bool, load_kmods: bool, dry: bool, report: Callable[[str], None]
+) -> list[str]:
+    """Make the nodes below the dev root `base`, or the links to them; warnings come back. Raises NvhookError."""
+    root_fd = root.open_host(host_root)
     try:
         warnings: list[str] = []
-        if arguments.what == "create" and arguments.load_kmods:
-            warnings += load(root_fd, arguments.host_root, arguments.dry_run)
+        if load_kmods:
+            warnings += load(root_fd, host_root, dry, report)
             if not modules.has_gpu(root_fd):
                 # A package enables this at boot; a machine without a GPU is no failure then.
-                return warn(warnings)
+                return warnings
         host = fingerprint.Base(root_fd, "")
         dev = host if not base.rstrip("/") else driver.open_root(root_fd, base, "dev root")
         try:
-            work = Work(dev, arguments.dry_run, print)
-            if arguments.what == "create":
+            work = Work(dev, dry, report)
+            if create_too:
                 warnings += create(root_fd, work)
             else:
                 link(work)
@@ -290,7 +298,7 @@ def run(arguments: argparse.Namespace) -> int:
                 os.close(dev.fd)
     finally:
         os.close(root_fd)
-    return warn(warnings)
+    return warnings
 
 
 def warn(warnings: list[str]) -> int:
@@ -300,7 +308,7 @@ def warn(warnings: list[str]) -> int:
     return 0
 
 
-def load(root_fd: int, host_root: str, dry: bool) -> list[str]:
+def load(root_fd: int, host_root: str, dry: bool, report: Callable[[str], None]) -> list[str]:
     """Load missing modules, or with `dry` say which. Raises NvhookError for a root that is not the machine's: its
     kernel is not the one that would load them."""
     if os.path.realpath(host_root) != "/":
@@ -308,9 +316,9 @@ def load(root_fd: int, host_root: str, dry: bool) -> list[str]:
         raise NvhookError(what, "give one of the two")
     if dry:
         for name in modules.missing(root_fd) if modules.has_gpu(root_fd) else ():
-            print(f"the kernel module {name} would be loaded")
+            report(f"the kernel module {name} would be loaded")
         return []
     loaded, warnings = modules.load(root_fd)
     for name in loaded:
-        print(f"the kernel module {name} is loaded")
+        report(f"the kernel module {name} is loaded")
     return warnings

@@ -234,10 +234,10 @@ class Machine:
         setting = self.host.path("/proc/sys/kernel/modprobe")
         setting.write_text(f"{program}\n")
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hook", "nodes", *words]
+    def run(self, *words: str, command: str = "nodes") -> subprocess.CompletedProcess[str]:
+        words = (sys.executable, "-m", "hook", command, *words)
         return subprocess.run(
-            ["unshare", "--mount", "sh", "-euc", MACHINE, "sh", str(self.host.root), *command],
+            ["unshare", "--mount", "sh", "-euc", MACHINE, "sh", str(self.host.root), *words],
             capture_output=True,
             text=True,
             cwd=TREE,
@@ -256,6 +256,18 @@ def test_modules_are_loaded_and_their_nodes_made(tmp_path: Path) -> None:
     assert machine.loaded() == ["nvidia", "nvidia-uvm", "nvidia-modeset"]
     assert done.stdout.splitlines()[:3] == [f"the kernel module {name} is loaded" for name in machine.loaded()]
     assert {"nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"} <= set(nodes_of(machine.host))
+
+
+@needs_program("unshare")
+def test_generate_loads_modules_too(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "after/dev").rename(tmp_path / "after/no-dev")
+    place = ("--driver-root", str(tmp_path / "after"), "--dev-root", "/", "--hook-path", "/x", "--nvml", "never")
+    done = machine.run("generate", "--load-kmods", *place, command="cdi")
+    assert done.returncode == 0, done.stderr
+    assert machine.loaded() == ["nvidia", "nvidia-uvm", "nvidia-modeset"]
+    assert done.stderr.count("is loaded") == 3
+    assert "/dev/nvidia-uvm" in done.stdout and "is loaded" not in done.stdout
 
 
 @needs_program("unshare")
