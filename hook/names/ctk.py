@@ -81,7 +81,13 @@ def add_cdi(group: argparse.ArgumentParser) -> None:
     prefix = "NVIDIA_CTK_CDI_GENERATE"
     option(make, "--output", env="NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", help="the file; none is stdout")
     option(make, "--format", env=f"{prefix}_OUTPUT_FORMAT", help="yaml or json")
-    option(make, "--mode", "--discovery-mode", env=f"{prefix}_MODE", help="auto or nvml")
+    option(
+        make,
+        "--mode",
+        "--discovery-mode",
+        env=f"{prefix}_MODE",
+        help="what the file is for: auto, management, csv and so on",
+    )
     option(make, "--driver-root", env="NVIDIA_CTK_DRIVER_ROOT", help="where the driver's files lie")
     option(make, "--dev-root", env="NVIDIA_CTK_DEV_ROOT", help="where the device nodes lie")
     option(make, "--vendor", "--cdi-vendor", env=f"{prefix}_VENDOR", help="of the devices' names")
@@ -96,8 +102,8 @@ def add_cdi(group: argparse.ArgumentParser) -> None:
         (("--disable-hook", "--disable-hooks"), "DISABLED_HOOKS", "a part that the hook leaves out"),
         (("--enable-hook", "--enable-hooks"), "ENABLED_HOOKS", "a part that the hook does"),
         (("--feature-flag", "--feature-flags"), "FEATURE_FLAGS", "has no effect"),
-        (("--csv.file",), "CSV_FILES", "not supported"),
-        (("--csv.ignore-pattern",), "CSV_IGNORE_PATTERNS", "not supported"),
+        (("--csv.file",), "CSV_FILES", "a list of Tegra's files"),
+        (("--csv.ignore-pattern",), "CSV_IGNORE_PATTERNS", "links to leave out"),
     ):
         option(make, *names, many=True, env=f"{prefix}_{env}", help=help)
     make.add_argument("--no-all-device", action="store_true", help="no device `all`")
@@ -228,11 +234,8 @@ def unsupported(name: str, remedy: str) -> NvhookError:
 
 def generate(arguments: argparse.Namespace) -> list[list[str]]:
     """`cdi generate`."""
-    if arguments.mode not in (None, "", "auto", "nvml"):
-        raise unsupported(f"--mode {arguments.mode}", "use --mode auto: nvhook asks the kernel, then NVML")
-    for name in ("--config-search-path", "--csv.file", "--csv.ignore-pattern"):
-        if values(arguments, name):
-            raise unsupported(name, "drop it; nvhook looks where the driver's files are installed")
+    if values(arguments, "--config-search-path"):
+        raise unsupported("--config-search-path", "drop it; nvhook looks where the driver's files are installed")
     no_effect(
         arguments,
         {
@@ -242,6 +245,10 @@ def generate(arguments: argparse.Namespace) -> list[list[str]]:
         },
     )
     words = ["cdi", "generate", *single(arguments, GENERATE)]
+    if arguments.mode:
+        words.append(f"--mode={arguments.mode}")
+    for name in ("--csv.file", "--csv.ignore-pattern"):
+        words += repeated(name, values(arguments, name))
     for name in ("--device-name-strategy", "--device-id", "--library-search-path", "--disable-hook", "--enable-hook"):
         words += repeated(name, values(arguments, name))
     if arguments.no_all_device or os.environ.get("NVIDIA_CTK_CDI_GENERATE_NO_ALL_DEVICE") in ("1", "true"):
