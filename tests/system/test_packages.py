@@ -172,18 +172,27 @@ def machine(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytes
         made.close()
 
 
-def start(machine: Machine, host: SimulatedHost, tmp_path: Path, name: str, program: str) -> str:
-    """What a container prints whose prestart hook is an installed program."""
+def start(machine: Machine, host: SimulatedHost, tmp_path: Path, name: str, program: str, runtime: str = "runc") -> str:
+    """What a container prints whose prestart hook is an installed program, or, where that is "", by a runtime."""
     image = roots.make_root(tmp_path / f"image-{name}")
     arguments = ["/bin/sh", "-c", "resolve -s libcuda.so.1; nvidia-smi -L"]
     bundle = Bundle(tmp_path / f"bundle-{name}", image, arguments, env=visible("1"))
-    prestart = [*(["prestart"] if program != "nvhook-prestart" else []), "--host-root", str(host.root)]
-    bundle.prestart = [
-        hook(runtimes.PYTHON, "-I", "-S", str(PROC_HOOK)),
-        hook(f"/usr/bin/{program}", *prestart),
-    ]
+    where = ["--host-root", str(host.root)]
+    prestart = [*(["prestart"] if program != "nvhook-prestart" else []), *where]
+    if program:
+        proc = hook(runtimes.PYTHON, "-I", "-S", str(PROC_HOOK))
+        bundle.prestart = [proc, hook(f"/usr/bin/{program}", *prestart)]
     bundle.write()
-    command = ["runc", "--root", str(bundle.folder / "state"), "run", "--bundle", str(bundle.folder), bundle.name]
+    command = [
+        runtime,
+        *([] if program else where),
+        "--root",
+        str(bundle.folder / "state"),
+        "run",
+        "--bundle",
+        str(bundle.folder),
+        bundle.name,
+    ]
     done = runtimes.entered(machine.root, bundle, command, host.root)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -214,16 +223,31 @@ def test_a_package_from_its_installation_to_its_purge(
         assert f"(UUID: {uuid})" in printed
         assert "libcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so.1" in printed
     assert "unknown" not in machine.run("nvidia-ctk", "config", "default")
+
+    # Registered: the engine's file names an installed program, by which a container starts.
+    machine.run("nvhook", "configure", "docker")
+    daemon = machine.root / "etc/docker/daemon.json"
+    path = json.loads(daemon.read_text())["runtimes"]["nvidia"]["path"]
+    assert f"(UUID: {uuid})" in start(machine, host, tmp_path, "registered", "", path)
     machine.run("nvhook", "config", "--in-place")
     assert (machine.root / "etc/nvhook/config.toml").is_file()
 
-    # Upgraded: the configuration stays, and so do starts.
+    # Upgraded: the configuration stays, and so do starts; a daemon goes on with the new code.
+    (machine.root / "run/systemd/system").mkdir(parents=True)
+    (machine.root / "usr/bin/systemctl").write_text('#!/bin/sh\necho "$*" >>/run/systemctl\n')
+    (machine.root / "usr/bin/systemctl").chmod(0o755)
+    asked = machine.root / "run/systemctl"
     machine.apt("install", "--no-install-recommends", *machine.add(debs / "later"))
     assert machine.run("dpkg-query", "-W", "-f", "${Version} ", *NAMES) == "9.0 9.0 "
     assert f"(UUID: {uuid})" in start(machine, host, tmp_path, "upgraded", "nvhook-prestart")
     assert len(machine.modules()) > 80
+    assert "try-restart nvhook-cdi-watch.service" in asked.read_text()
+    assert "try-restart nvhook-metrics" not in asked.read_text()
 
-    # Removed: what an administrator wrote is kept.
+    # Removed: what an administrator wrote is kept, and no daemon is left.
+    asked.unlink()
+    machine.run("nvhook", "configure", "docker", "--remove")
+    assert not daemon.exists()
     spec = machine.root / "run/cdi/nvidia.yaml"
     spec.parent.mkdir(parents=True, exist_ok=True)
     spec.write_text(json.dumps({"hooks": ["/usr/bin/nvhook-create-container"]}))
@@ -231,6 +255,10 @@ def test_a_package_from_its_installation_to_its_purge(
     assert not (machine.root / "usr/lib/nvhook").exists()
     assert (machine.root / "etc/nvhook/config.toml").is_file()
     assert not spec.exists()
+    stopped = " ".join(line for line in asked.read_text().splitlines() if "stop" in line.split())
+    assert {"nvhook-cdi-watch.service", "nvhook-metrics.timer", "nvhook-nodes.service"} <= set(stopped.split())
+    (machine.root / "usr/bin/systemctl").unlink()
+    shutil.rmtree(machine.root / "run/systemd")
 
     # Purged: nothing is left.
     machine.apt("purge", *NAMES)

@@ -64,6 +64,11 @@ def translate(*words: str) -> list[list[str]]:
                 + ["--disable-hook=chmod", "--disable-hook=update-ldcache"]
             ],
         ),
+        ("cdi generate --mode=management", [["cdi", "generate", "--mode=management"]]),
+        (
+            "cdi generate --mode csv --csv.file a.csv,b.csv --csv.ignore-pattern=*.so",
+            [["cdi", "generate", "--mode=csv", "--csv.file=a.csv", "--csv.file=b.csv", "--csv.ignore-pattern=*.so"]],
+        ),
         ("cdi list --spec-dir /a --spec-dir /b", [["cdi", "list", "--spec-dir=/a", "--spec-dir=/b"]]),
         (
             "cdi transform root --from / --to /run/driver --input x.yaml --relative-to container",
