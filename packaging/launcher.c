@@ -25,13 +25,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
-
-#ifndef SYS_openat2
-/* The same on every architecture; headers before Linux 5.6 lack it. */
-#define SYS_openat2 437
-#endif
 
 enum { PATH_BYTES = 256, ARGUMENTS_MAX = 1024 };
 
@@ -59,7 +53,7 @@ static char path[] = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sb
 
 /* With `.cdi` or `.legacy` behind them, as NVIDIA's, they force a mode. */
 static const char *const runtimes[] = {"nvhook-runtime", "nvidia-container-runtime", NULL};
-static const char state[] = "run/nvhook/runtime.";
+static const char state[] = "/run/nvhook/runtime.";
 
 /* Our own global option, which the low-level runtime must not see: the folder that stands for the host's /. */
 static const char host_root[] = "host-root";
@@ -167,36 +161,17 @@ static const char *find_verb(int argc, char **argv, char **words, const char **t
     return verb;
 }
 
-/* The file that names the low-level runtime, -1 where there is none. A link on the way is followed on the host only:
- * below another folder it would lead out of that. Linux 5.6. */
-static int open_state(const char *top, const char *file)
-{
-    struct {
-        unsigned long long flags, mode, resolve;
-    } how = {O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0, 0x04 /* RESOLVE_NO_SYMLINKS */};
-    int folder = open(top, O_PATH | O_DIRECTORY | O_CLOEXEC), fd;
-
-    if (folder < 0)
-        return -1;
-    if (strcmp(top, "/") == 0)
-        fd = openat(folder, file, (int)how.flags);
-    else
-        fd = syscall(SYS_openat2, folder, file, &how, sizeof how);
-    close(folder);
-    return fd;
-}
-
-/* Become the low-level runtime; return where the file that names it is absent or unsound. */
+/* Become the low-level runtime; return where the file that names it, below `top`, is absent or unsound. */
 static void pass_through(const char *name, const char *top, char **argv, char **environment)
 {
-    static char runtime[4096], file[sizeof state + 64];
+    static char runtime[4096], file[4096];
     struct stat status;
     ssize_t size = 0;
     int fd;
 
-    if (snprintf(file, sizeof file, "%s%s", state, name) >= (int)sizeof file)
+    if (*top != '/' || snprintf(file, sizeof file, "%s%s%s", top, state, name) >= (int)sizeof file)
         return;
-    fd = *top == '/' ? open_state(top, file) : -1;
+    fd = open(file, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0)
         return;
     if (fstat(fd, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == 0 && !(status.st_mode & 022))
