@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,23 @@ class Host:
         except OSError as error:
             raise NvhookError(f"cannot remove {path}: {error.strerror}", "run this as root") from error
 
+    def missing_folders(self, path: str) -> list[str]:
+        """The folders above a file that are not there, the lowest first."""
+        found = []
+        folder = os.path.dirname(path)
+        while folder != "/" and not self.place(folder).exists():
+            found.append(folder)
+            folder = os.path.dirname(folder)
+        return found
+
+    def remove_folders(self, paths: list[str]) -> None:
+        """Take empty folders away, up to one that somebody else uses."""
+        for path in paths:
+            try:
+                self.place(path).rmdir()
+            except OSError:
+                return
+
 
 def _make_folder(folder: Path) -> None:
     if folder.is_dir():
@@ -157,12 +174,13 @@ def removed(host: Host, edit: Edit, name: str) -> Change:
 
 @dataclass(frozen=True)
 class Record:
-    """What nvhook did to a file, for the runtimes `names`."""
+    """What nvhook did to a file, for the runtimes `names`. `folders` were made for it, the lowest first."""
 
     path: str
     names: list[str]
     before: str | None
     after: str | None
+    folders: list[str] = field(default_factory=list)
 
     @staticmethod
     def name(path: str) -> str:
@@ -174,13 +192,15 @@ class Record:
         """The record of a file; one that can't be read counts as none."""
         try:
             value: Any = json.loads(host.read(Record.name(path)) or "null")
-            return Record(value["path"], list(value["names"]), value["before"], value["after"])
-        except (ValueError, KeyError, TypeError):
+            folders = list(value.get("folders", []))
+            return Record(value["path"], list(value["names"]), value["before"], value["after"], folders)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write(self, host: Host) -> None:
         """Keep it. Raises NvhookError."""
         value = {"path": self.path, "names": self.names, "before": self.before, "after": self.after}
+        value |= {"folders": self.folders} if self.folders else {}
         # An engine's file may hold secrets, and have a mode for that.
         host.write(self.name(self.path), json.dumps(value, indent=1) + "\n", mode=0o600)
 
@@ -188,12 +208,7 @@ class Record:
     def forget(host: Host, path: str) -> None:
         """Remove it, and the folder with the last one."""
         host.remove(Record.name(path))
-        for folder in (RECORDS, os.path.dirname(RECORDS)):
-            try:
-                host.place(folder).rmdir()
-            except OSError:
-                # Something else is in it.
-                return
+        host.remove_folders([RECORDS, os.path.dirname(RECORDS)])
 
 
 def put_in(host: Host, edit: Edit, change: Change, name: str) -> None:
@@ -207,7 +222,8 @@ def put_in(host: Host, edit: Edit, change: Change, name: str) -> None:
         names = record.names
     else:
         before, names = change.old, []
-    Record(edit.path, sorted({*names, name}), before, change.new).write(host)
+    folders = record.folders if record is not None else host.missing_folders(edit.path)
+    Record(edit.path, sorted({*names, name}), before, change.new, folders).write(host)
     if change.new is not None:
         host.write(edit.path, change.new)
 
@@ -216,7 +232,7 @@ def join(host: Host, edit: Edit, name: str) -> None:
     """Remember that a file which is as it should be serves another runtime too."""
     record = Record.read(host, edit.path)
     if record is not None and name not in record.names:
-        Record(edit.path, sorted([*record.names, name]), record.before, record.after).write(host)
+        Record(edit.path, sorted([*record.names, name]), record.before, record.after, record.folders).write(host)
 
 
 def take_out(host: Host, edit: Edit, change: Change, name: str) -> None:
@@ -230,6 +246,8 @@ def take_out(host: Host, edit: Edit, change: Change, name: str) -> None:
         return
     names = [one for one in record.names if one != name]
     if names:
-        Record(edit.path, names, record.before, change.new).write(host)
+        Record(edit.path, names, record.before, change.new, record.folders).write(host)
     else:
         Record.forget(host, edit.path)
+        if change.new is None:
+            host.remove_folders(record.folders)

@@ -16,7 +16,7 @@ import pytest
 
 from hook import install
 from tests import releases, roots
-from tests.containers import SYSTEM_PATH, Bundle, hook
+from tests.containers import SYSTEM_PATH, Bundle, Hook, hook
 from tests.needs import needs_program
 from tests.simhost import SimulatedHost
 from tests.system import runtimes
@@ -172,27 +172,31 @@ def machine(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytes
         made.close()
 
 
-def start(machine: Machine, host: SimulatedHost, tmp_path: Path, name: str, program: str, runtime: str = "runc") -> str:
-    """What a container prints whose prestart hook is an installed program, or, where that is "", by a runtime."""
-    image = roots.make_root(tmp_path / f"image-{name}")
-    arguments = ["/bin/sh", "-c", "resolve -s libcuda.so.1; nvidia-smi -L"]
-    bundle = Bundle(tmp_path / f"bundle-{name}", image, arguments, env=visible("1"))
-    where = ["--host-root", str(host.root)]
-    prestart = [*(["prestart"] if program != "nvhook-prestart" else []), *where]
-    if program:
-        proc = hook(runtimes.PYTHON, "-I", "-S", str(PROC_HOOK))
-        bundle.prestart = [proc, hook(f"/usr/bin/{program}", *prestart)]
-    bundle.write()
-    command = [
-        runtime,
-        *([] if program else where),
-        "--root",
-        str(bundle.folder / "state"),
-        "run",
-        "--bundle",
-        str(bundle.folder),
-        bundle.name,
+def start(machine: Machine, host: SimulatedHost, tmp_path: Path, name: str, program: str) -> str:
+    """What a container prints whose prestart hook is an installed program."""
+    arguments = ["--host-root", str(host.root)]
+    hooks = [
+        hook(runtimes.PYTHON, "-I", "-S", str(PROC_HOOK)),
+        hook(f"/usr/bin/{program}", *(["prestart"] if program != "nvhook-prestart" else []), *arguments),
     ]
+    return started(machine, host, tmp_path, name, ["runc"], "resolve -s libcuda.so.1; nvidia-smi -L", hooks)
+
+
+def started(
+    machine: Machine,
+    host: SimulatedHost,
+    tmp_path: Path,
+    name: str,
+    runtime: list[str],
+    script: str,
+    hooks: list[Hook],
+) -> str:
+    """What a container prints that asks for the second GPU."""
+    image = roots.make_root(tmp_path / f"image-{name}")
+    bundle = Bundle(tmp_path / f"bundle-{name}", image, ["/bin/sh", "-c", script], env=visible("1"))
+    bundle.prestart = hooks
+    bundle.write()
+    command = [*runtime, "--root", str(bundle.folder / "state"), "run", "--bundle", str(bundle.folder), bundle.name]
     done = runtimes.entered(machine.root, bundle, command, host.root)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -228,7 +232,9 @@ def test_a_package_from_its_installation_to_its_purge(
     machine.run("nvhook", "configure", "docker")
     daemon = machine.root / "etc/docker/daemon.json"
     path = json.loads(daemon.read_text())["runtimes"]["nvidia"]["path"]
-    assert f"(UUID: {uuid})" in start(machine, host, tmp_path, "registered", "", path)
+    script = "resolve -s libcuda.so.1; ls /dev/nvidia?"
+    printed = started(machine, host, tmp_path, "registered", [path, "--host-root", str(host.root)], script, [])
+    assert "libcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so.1" in printed and printed.endswith("\n/dev/nvidia1\n")
     machine.run("nvhook", "config", "--in-place")
     assert (machine.root / "etc/nvhook/config.toml").is_file()
 

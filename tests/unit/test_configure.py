@@ -63,6 +63,23 @@ def test_no_file_and_an_empty_one(node: Node, text: str | None) -> None:
     assert (node.daemon_json.read_text() if node.daemon_json.exists() else None) == text
 
 
+def test_folders_that_were_made_for_a_file_go_with_it(node: Node) -> None:
+    folder = node.daemon_json.parent
+    assert not folder.exists()
+    for beside in (None, "certificate"):
+        assert node.configure("docker", "--name", "one") == node.configure("docker", "--name", "two") == 0
+        if beside:
+            (folder / beside).touch()
+        assert node.configure("docker", "--name", "one", "--remove") == 0
+        assert node.daemon_json.exists()
+        assert node.configure("docker", "--name", "two", "--remove") == 0
+        assert folder.exists() == bool(beside)
+    (folder / "certificate").unlink()
+    # One that was there stays.
+    assert node.configure("docker") == node.configure("docker", "--remove") == 0
+    assert list(folder.iterdir()) == []
+
+
 def test_a_broken_file_is_told_and_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.place("/etc/docker/daemon.json", THEIRS[:-20])
     state = node.state()

@@ -77,3 +77,14 @@ def test_the_rule_starts_a_unit_that_exists() -> None:
         if line and not line.startswith("#"):
             pairs = re.fullmatch(r'(?:[A-Z]+(?:\{\w+\})?(?:==|\+=|=)"[^"]*"(?:, )?)+', line)
             assert pairs is not None
+
+
+@needs_program("systemd-analyze")
+def test_counting_is_timed(tmp_path: Path) -> None:
+    """A timer goes with the service of its name; systemd reads both."""
+    for name in ("nvhook-metrics.service", "nvhook-metrics.timer"):
+        text = (TREE / "packaging/systemd" / name).read_text().replace("/usr/bin/nvhook", "/bin/true")
+        (tmp_path / name).write_text(re.sub(r"^Documentation=.*\n", "", text, flags=re.MULTILINE))
+    timer = tmp_path / "nvhook-metrics.timer"
+    done = subprocess.run(["systemd-analyze", "verify", timer], capture_output=True, text=True, check=False)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "nvhook" in line]) == (0, [])
