@@ -242,6 +242,7 @@ def test_starts_that_grow_with_the_host() -> None:
     assert miss == "start, prestart, with one GPU takes 1.30 times as long as on a host of one"
     assert paces.misses({key: values[1:] for key, values in times.items()}) == []
     assert paces.misses(times | {("start, prestart", "alone"): [12.0] * paces.ROUNDS_TO_JUDGE}) == []
+    assert paces.misses(times | {("start, prestart", "one"): [10.0, *times["start, prestart", "one"]]}) == []
     times["start, prestart", "all"] = [26.0] * paces.ROUNDS_TO_JUDGE
     assert paces.table(times)[1].split()[-5:] == ["10.00", "13.00", "26.00", "2.00", "1.30"]
 
