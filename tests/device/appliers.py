@@ -50,6 +50,7 @@ class Appliers:
             Way(CDI_HOOK, lambda devices: self._cdi(CDI_HOOK, devices), masks=True, env=False),
             Way(CDI_ALONE, lambda devices: self._cdi(CDI_ALONE, devices), masks=False, env=False),
         ]
+        self.prestart = ways[0]
         self.ways = [way for way in ways if way.name in (names or NAMES)]
 
     def _prestart(self, devices: list[str]) -> dict[str, Any]:

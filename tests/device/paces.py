@@ -13,8 +13,8 @@ from benchmarks import start
 from tests.device.appliers import Appliers, Way
 from tests.device.machines import Machine
 
-# A start with one GPU of many may take this much longer than on a host that has no other one. Medians of twenty rounds
-# in turn differ by a few hundredths on a busy machine.
+# A start with one GPU of many may take this much longer than on a host that has no other one, by the medians and by the
+# shortest: on a busy machine either alone is luck.
 TOLERANCE = 1.25
 ROUNDS_TO_JUDGE = 10
 
@@ -56,8 +56,9 @@ def misses(times: Times) -> list[str]:
         return []
     found = []
     for name in [name for name, which in times if which == "alone" and name.startswith(START)]:
-        ratio = _ratio(_median(times, name, "one"), _median(times, name, "alone"))
-        if ratio is not None and ratio > TOLERANCE:
+        one, alone = times[name, "one"], times[name, "alone"]
+        ratio = min(statistics.median(one) / statistics.median(alone), min(one) / min(alone))
+        if ratio > TOLERANCE:
             found.append(f"{name}, with one GPU takes {ratio:.2f} times as long as on a host of one")
     return found
 
@@ -69,13 +70,15 @@ def _kinds(appliers: Appliers, alone: Appliers | None) -> dict[tuple[str, str], 
         ("cdi generate", "one"): partial(_generate, machine, ("--device-id", "0")),
         ("cdi generate", "all"): partial(_generate, machine, ()),
     }
-    for way in appliers.ways:
-        work[START + way.name, "one"] = _start(way, "0")
-        work[START + way.name, "all"] = _start(way, "all")
     if alone:
         work["inventory", "alone"] = partial(_renew, alone.machine)
         work["cdi generate", "alone"] = partial(_generate, alone.machine, ())
-        work |= {(START + way.name, "alone"): _start(way, "0") for way in alone.ways}
+    for way in appliers.ways:
+        work[START + way.name, "one"] = _start(way, "0")
+        # Side by side, since these two are compared.
+        for same in [same for same in (alone.ways if alone else []) if same.name == way.name]:
+            work[START + way.name, "alone"] = _start(same, "0")
+        work[START + way.name, "all"] = _start(way, "all")
     return work
 
 

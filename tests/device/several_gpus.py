@@ -172,10 +172,9 @@ def _fresh(report: Report, machine: Machine, appliers: Appliers, containers: Con
 
 def _growth(report: Report, machine: Machine, appliers: Appliers, containers: Containers) -> None:
     """What is planned for one GPU is as much for each, and for all it is one node a GPU more."""
-    way = appliers.ways[0]
     plans = []
     for devices, chosen in [([str(gpu.index)], [gpu]) for gpu in machine.gpus] + [(["all"], machine.gpus)]:
-        bundle = containers.bundle(way, devices, chosen)
+        bundle = containers.bundle(appliers.prestart, devices, chosen)
         bundle.write()
         done = machine.nvhook("plan", "--bundle", str(bundle.folder))
         shutil.rmtree(bundle.root)
