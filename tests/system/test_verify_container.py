@@ -114,6 +114,35 @@ except verify.NvhookError as error:
 """
 
 
+PEERS = """
+import argparse, sys
+from hook import verify
+parser = argparse.ArgumentParser()
+verify.add_arguments(parser)
+verify.hook_command = lambda: sys.argv[1:]
+sys.exit(verify.run(parser.parse_args(["--in-container", "--runtime", {runtime!r}, "--json", "--peer", "5", "GPU-x"])))
+"""
+
+
+def test_copies_between_two(runtime: str, tmp_path: Path, tree: Path) -> None:
+    """The hook is asked for the two by their names; in the container they are the first and the second."""
+    source = tmp_path / "two.c"
+    source.write_text(
+        "#include <stdlib.h>\n"
+        '__attribute__((constructor)) static void two(void) { setenv("FAKECUDA_DEVICES", "2", 1); }\n'
+    )
+    fake, both = tree / "tests/unit/fakecuda.c", tmp_path / "libboth.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", fake, source, "-o", both], check=True)
+    seen = tmp_path / "seen"
+    command = hook(both, f"shutil.copy(root + '/../config.json', {str(seen)!r})")
+    program = [sys.executable, "-c", PEERS.format(runtime=runtime), *command]
+    done = subprocess.run(program, cwd=tree, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    peers = json.loads(done.stdout)["peers"]
+    assert [(item["from"], item["to"], item["elements"]) for item in peers] == [(0, 1, 1 << 24), (1, 0, 1 << 24)]
+    assert "NVIDIA_VISIBLE_DEVICES=5,GPU-x" in json.loads(seen.read_text())["process"]["env"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("where", ["hook", "program"])
 def test_interrupt(runtime: str, library: Path, tmp_path: Path, tree: Path, number: signal.Signals, where: str) -> None:
