@@ -739,3 +739,24 @@ def test_crun(tmp_path: Path, prefix: Path, debian_13: Path, flavour: roots.Flav
     done = runtimes.run(debian_13, image.bundle("resolve", "-s", *NAMES, prestart=hooks, readonly=readonly), "crun")
     assert done.returncode == 0, done.stdout + done.stderr
     assert found(done.stdout.splitlines()) == image.identities()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("asked", ["all", "1", "uuid", "void", "7"])
+def test_crun_by_any_name(tmp_path: Path, prefix: Path, debian_13: Path, asked: str) -> None:
+    machine = simhost.build(tmp_path / "host", simhost.Host(gpus=simhost.gpus(2)))
+    host = root.open_host(str(machine.root))
+    store.inventory(host, str(machine.root))
+    image = Kind(tmp_path, prefix, machine, "debian")
+    proc = hook(runtimes.PYTHON, *image.plain[0]["args"][1:])
+    hooks = [proc, runtimes.in_debian_13("prestart", "--host-root", str(machine.root))]
+    second = machine.host.gpus[1].uuid
+    env = {"NVIDIA_VISIBLE_DEVICES": second if asked == "uuid" else asked}
+    bundle = image.bundle("/bin/sh", "-c", "cd /dev; echo nvidia[0-9]*", prestart=hooks, env=env)
+    done = runtimes.run(debian_13, bundle, "crun")
+    if asked == "7":
+        # crun keeps what a hook says to itself.
+        assert (done.returncode, done.stdout) == (255, "") and "error executing hook" in done.stderr
+        return
+    nodes = {"all": "nvidia0 nvidia1", "void": "nvidia[0-9]*"}.get(asked, "nvidia1")
+    assert done.stdout.splitlines()[0] == nodes, done.stdout + done.stderr
