@@ -221,7 +221,7 @@ def test_a_read_only_folder_keeps_it_trying(host: Host, start: Callable[..., Any
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-@pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [8, pytest.param(30, marks=pytest.mark.long)])
 def test_killed_at_any_time(host: Host, start: Callable[..., Any], count: int) -> None:
     """The file is a whole one, the next daemon goes on, and nothing is left behind."""
     host.generate(host.high)

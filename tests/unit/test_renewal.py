@@ -133,7 +133,7 @@ def killed_at(place: int, tmp_path: Path) -> str:
     return f'shift 3; set -- -I -S -B {KILLPOINT} {place} {tmp_path}/calls "$@"'
 
 
-@pytest.mark.parametrize("points", [8, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("points", [8, pytest.param(100, marks=pytest.mark.long)])
 def test_killed_anywhere(host: SimulatedHost, interpreter: Interpreter, tmp_path: Path, points: int) -> None:
     """Evenly over all of it, and before each of its last calls: those that write and rename."""
     calls = calls_of(host, interpreter, tmp_path)
