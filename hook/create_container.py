@@ -95,15 +95,9 @@ def main(argv: list[str]) -> int:
     for part in parts.unknown:
         warn(f"left out what this version does not know: {part}")
     container = state.read_created()
-    times = state.start_record(parts.host_root, "create-container", "namespace", container.id, container.pid)
-    try:
-        run(container, parts, times)
-    except NvhookError as error:
-        if times is not None:
-            times.end(error)
-        raise
-    if times is not None:
-        times.end()
+    state.counted(
+        parts.host_root, "create-container", "namespace", container, lambda times: run(container, parts, times)
+    )
     return 0
 
 

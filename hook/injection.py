@@ -30,15 +30,11 @@ if TYPE_CHECKING:
 def inject(container: Container, host_root: str, debug: bool = False) -> list[str]:
     """Put what the container asks for into it; warnings come back. Raises NvhookError, with nothing left behind."""
     host = root.open_host(host_root)
-    times = state.start_record(host_root, "prestart", "inventory", container.id, container.pid)
-    try:
-        said = logged(container, host, host_root, debug, times)
-    except NvhookError as error:
-        if times is not None:
-            times.end(error)
-        raise
-    if times is not None:
-        times.end()
+
+    def work(times: Record | None) -> list[str]:
+        return logged(container, host, host_root, debug, times)
+
+    said: list[str] = state.counted(host_root, "prestart", "inventory", container, work)
     return said
 
 

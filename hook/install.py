@@ -22,7 +22,7 @@ from hook import codefile
 from ldcache import kernel
 from ldcache.errors import NvhookError
 
-PACKAGES = ("ldcache", "cdi", "hook")
+PACKAGES = codefile.PACKAGES
 MODULES = ("_cffi_backend", "pynvml")
 LAUNCHERS = ("nvhook-prestart", "nvhook-create-container", "nvhook-runtime")
 # By NVIDIA's names, for those who want them.

@@ -15,6 +15,7 @@ from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from hook.record import Record
@@ -97,6 +98,20 @@ def start_record(host_root: str, verb: str, doing: str, identity: str, pid: int 
         return record.Record(host, verb, doing, identity, pid)
     finally:
         posix.close(host)
+
+
+def counted(host_root: str, verb: str, doing: str, container: Container, work: Callable[[Record | None], Any]) -> Any:
+    """What `work` comes to; its record is ended, the error of a failure in it."""
+    times = start_record(host_root, verb, doing, container.id, container.pid)
+    try:
+        made = work(times)
+    except NvhookError as error:
+        if times is not None:
+            times.end(error)
+        raise
+    if times is not None:
+        times.end()
+    return made
 
 
 def read_container(stdin: int = 0) -> Container:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cdi.host import driver, fingerprint, gpus, modules, nodes
+from cdi.host import driver, fingerprint, gpus, mig, modules, nodes
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -26,7 +26,6 @@ LINK_NAME = re.compile(r"(\d{1,10}):(\d{1,10})")
 # Folders of /dev and how the driver's nodes in them begin: nvidia0, nvidia-uvm, nvidia-caps/nvidia-cap1, …
 FOLDERS = {"": "nvidia", "nvidia-caps/": "", "nvidia-caps-imex-channels/": ""}
 
-CAPABILITY_MAX = 4096
 # /capabilities, gpuN, mig, giN, ciN, access
 CAPABILITY_DEPTH = 6
 
@@ -96,9 +95,9 @@ def capability_nodes(root_fd: int) -> Iterator[Node]:
     if major is None:
         return
     for path in capability_files(root_fd, fingerprint.CAPABILITIES, CAPABILITY_DEPTH):
-        facts = gpus.parse_information(root.read_file(root_fd, path, CAPABILITY_MAX).decode("utf-8", "replace"))
-        minor, mode = driver.number(facts.get("DeviceFileMinor", "")), driver.number(facts.get("DeviceFileMode", ""))
-        if minor is not None and mode is not None and facts.get("DeviceFileModify", "1") != "0":
+        facts = mig.capability(root_fd, path)
+        minor, mode = facts.get("DeviceFileMinor"), facts.get("DeviceFileMode")
+        if minor is not None and mode is not None and facts.get("DeviceFileModify", 1):
             yield Node(f"{CAPS_FOLDER}/nvidia-cap{minor}", major, minor, mode & 0o777, 0, 0)
 
 

@@ -75,7 +75,7 @@ def load(root_fd: int, made: dict[str, Any], program: str | None = None, deadlin
         if not missing:
             continue
         if not root.exists(root_fd, module.folder):
-            reason = _run(program or modprobe(root_fd), module.name, deadline)
+            reason = run(program or modprobe(root_fd), module.name, deadline)
             if reason is not None:
                 made["warnings"] += [f"the module {module.name} does not load: {reason}"] * module.needed
                 continue
@@ -99,7 +99,7 @@ def modprobe(root_fd: int) -> str:
         return MODPROBE
 
 
-def _run(program: str, module: str, deadline: float) -> str | None:
+def run(program: str, module: str, deadline: float) -> str | None:
     """Why a module could not be loaded, or None. A modprobe that hangs in the kernel is killed and not waited for."""
     if not program:
         return f"{MODPROBE_FILE} is empty"

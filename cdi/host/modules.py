@@ -7,18 +7,12 @@ CUDA program by way of a set-uid helper. A container's program can't.
 
 from __future__ import annotations
 
-import os
-import subprocess
-
-from cdi.host import fingerprint, gpus
+from cdi.host import fingerprint, gpus, kmods
 from ldcache import root
 from ldcache.errors import NvhookError
 
 LOADED = "/proc/modules"
 LOADED_MAX = 1 << 20
-# The program that the kernel itself runs for a module that it wants (kernel.modprobe, sysctl).
-PROGRAM = "/proc/sys/kernel/modprobe"
-USUAL_PROGRAM = "/sbin/modprobe"
 VENDOR = "0x10de"
 # PCI base class 03 is a display controller, 3D controllers such as data-centre GPUs included.
 DISPLAY_CLASS = "0x03"
@@ -78,8 +72,9 @@ def load(root_fd: int) -> tuple[list[str], list[str]]:
     if names and not has_gpu(root_fd):
         warnings.append(f"no module is loaded: {gpus.PCI} has no display controller of NVIDIA's")
         return done, warnings
+    program = kmods.modprobe(root_fd) or kmods.MODPROBE
     for name in names:
-        reason = modprobe(root_fd, name)
+        reason = kmods.run(program, name, DEADLINE)
         if reason is None:
             done.append(name)
         elif name == NAMES[0]:
@@ -88,23 +83,3 @@ def load(root_fd: int) -> tuple[list[str], list[str]]:
         else:
             warnings.append(f"cannot load the kernel module {name}: {reason}")
     return done, warnings
-
-
-def modprobe(root_fd: int, name: str) -> str | None:
-    """Load one module; the reason why it could not be, in a line, or None."""
-    program = fingerprint.text(root_fd, PROGRAM).strip() or USUAL_PROGRAM
-    try:
-        done = subprocess.run(
-            [program, "--", name],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=DEADLINE,
-            env={"PATH": os.defpath},
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{program}: {getattr(error, 'strerror', None) or error}"
-    if done.returncode == 0:
-        return None
-    lines = done.stderr.decode("utf-8", "replace").split("\n")
-    return next((line.strip() for line in lines if line.strip()), f"{program} exited with {done.returncode}")

@@ -76,17 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         return configure(host, arguments, wanted)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """The verb as a program of its own. The exit status: 0 done, 1 failed, 2 usage, 3 not in force."""
-    parser = argparse.ArgumentParser(prog="nvhook configure", description="Registers nvhook with an engine.")
-    add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except NvhookError as error:
-        print(f"nvhook: error: {error.what}\n  remedy: {error.remedy}", file=sys.stderr)
-        return 1
-
-
 def registration(host: Host, arguments: argparse.Namespace) -> Registration:
     """What the arguments ask for."""
     return Registration(

@@ -14,7 +14,7 @@ from typing import Any
 
 from cdi import VERSION
 from cdi.host import store
-from hook import selection
+from hook import protection, selection
 from hook.names import containerconfigure
 from hook.request import Request
 from ldcache import root
@@ -83,7 +83,7 @@ def load(arguments: argparse.Namespace) -> None:
     """Modules and nodes. In a user namespace there is nothing to be made; NVIDIA's does without it there too."""
     from hook import cli
 
-    if os.geteuid() == 0 and not containerconfigure.in_user_namespace():
+    if os.geteuid() == 0 and protection.in_first_user_namespace():
         modules = [] if arguments.host_root != "/" else ["--load-kmods"]
         cli.main(["nodes", "create", "--host-root", arguments.host_root, *modules])
 

@@ -156,12 +156,3 @@ def check_root(wanted: str | None, known: dict[str, Any]) -> None:
     if wanted is not None and "/" + wanted.strip("/") != "/" + have.strip("/"):
         what = f"--root is {wanted}, and the configured driver root is {have}"
         raise NvhookError(what, f"nvhook config --set driver.root={wanted} --in-place")
-
-
-def in_user_namespace() -> bool:
-    """Whether this is not the machine's first user namespace, whose map is one line of all ids."""
-    try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            return file.read().split() != ["0", "0", "4294967295"]
-    except OSError:
-        return False
