@@ -101,11 +101,13 @@ class HostMounts:
 
 
 def naming(folder: Path) -> list[int]:
-    """Processes whose command line names a folder."""
+    """Processes whose command line names a folder, or something in it."""
+    # Not bundle-12 where bundle-1 is meant: another start's, and that one may be running.
+    name = re.compile(re.escape(os.fsencode(folder)) + rb"(?![\w.-])")
     found = []
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if str(folder).encode() in entry.read_bytes():
+            if name.search(entry.read_bytes()):
                 found.append(int(entry.parent.name))
         except OSError:
             continue
