@@ -52,11 +52,12 @@ def corpus(target: str) -> list[bytes]:
     return [bytes.fromhex(path.read_text()) if path.suffix == ".hex" else path.read_bytes() for path in files]
 
 
-def run(target: str, seconds: int) -> Outcome:
-    """Fuzz one target for so long, in a child: libFuzzer ends the process that it runs in."""
+def run(target: str, seconds: int, seed: int = 0) -> Outcome:
+    """Fuzz one target for so long, in a child: libFuzzer ends the process that it runs in. Seed 0 is the clock's."""
     with tempfile.TemporaryDirectory(prefix="nvhook-fuzz-") as name:
         folder = Path(name)
         options = [
+            f"-seed={seed}",
             f"-max_total_time={seconds}",
             f"-timeout={INPUT_SECONDS}",
             f"-rss_limit_mb={MEGABYTES}",

@@ -77,7 +77,11 @@ class HostMounts:
     and stay. `ours` is a path below this run's temporary folder."""
 
     PATIENCE = 10.0
-    OTHERS = ("/pytest-of-", "/docker/", "/containers/", "/containerd/", "/netns/", "/io.containerd.", "/overlay2/")
+    OTHERS = (
+        *("/pytest-of-", "/docker/", "/containers/", "/containerd/", "/netns/", "/io.containerd.", "/overlay2/"),
+        # systemd's for who logs in and for services, and snapd's.
+        *(" /run/user/", " /run/credentials/", " /snap/"),
+    )
 
     def __init__(self, ours: Path) -> None:
         run = re.match(r"/.*/pytest-of-[^/]+/pytest-\d+/", str(ours))
@@ -105,10 +109,11 @@ def naming(folder: Path) -> list[int]:
     # Not bundle-12 where bundle-1 is meant: another start's, and that one may be running.
     name = re.compile(re.escape(os.fsencode(folder)) + rb"(?![\w.-])")
     found = []
-    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+    # Not by glob, which looks whether each file is there: of a process that ends meanwhile that may fail with ESRCH.
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            if name.search(entry.read_bytes()):
-                found.append(int(entry.parent.name))
+            if name.search(Path(f"/proc/{pid}/cmdline").read_bytes()):
+                found.append(int(pid))
         except OSError:
             continue
     return found

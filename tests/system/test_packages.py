@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,8 +166,16 @@ def machine(request: pytest.FixtureRequest, cache: Path, tmp_path_factory: pytes
         pytest.skip(str(error))
     made = Machine(lower, tmp_path_factory.mktemp(request.param), request.param)
     try:
-        made.apt("update")
-        made.apt("install", "--no-install-recommends", *DEPENDENCIES)
+        for tries_left in (2, 1, 0):
+            try:
+                made.apt("update")
+                made.apt("install", "--no-install-recommends", *DEPENDENCIES)
+                break
+            except AssertionError:
+                # A mirror that changes meanwhile, or a name server's bad moment.
+                if not tries_left:
+                    raise
+                time.sleep(15)
         yield made
     finally:
         made.close()

@@ -68,9 +68,11 @@ def test_a_folder_that_becomes_a_link_meanwhile(alone: Shim, canary: Path, place
     link.symlink_to(canary)
     before, mounts = tree_of(canary), HostMounts(canary)
     swapper = subprocess.Popen([sys.executable, "-c", test_canary.SWAP, str(path), str(link)])
-    edited = 0
+    edited = tried = 0
     try:
-        for _ in range(runs):
+        # How many get through depends on the machine's mood; without one that does the test would prove nothing.
+        while tried < runs or (not edited and tried < 20 * runs):
+            tried += 1
             bundle.write()
             done = alone.call(bundle, "create", "--bundle", str(bundle.folder), bundle.name)
             edited += "nvhook.request" in config(bundle)["annotations"]

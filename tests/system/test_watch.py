@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import json
 import os
@@ -112,7 +113,9 @@ def test_a_library_that_changes(host: Host, start: Callable[..., Any]) -> None:
     shutil.copy(library, library.with_name("copy"))
     library.unlink()
     until(lambda: str(library.name) not in host.high.read_text(), host)
-    assert f"{library.name}" in host.log() and "has no more" in host.log()
+    # It is said after the file is there.
+    until(lambda: "has no more" in host.log(), host)
+    assert f"{library.name}" in host.log()
 
 
 def a_pci_device() -> str | None:
@@ -123,16 +126,20 @@ def a_pci_device() -> str | None:
 def test_a_kernel_event_wakes_it(host: Host, start: Callable[..., Any]) -> None:
     start("--interval", "600")
     until(lambda: len(names(host)) == 5, host)
-    # A GPU without a node is nothing that a folder tells of.
-    build(host, gpus=simhost.gpus(2), caps_major=506)
-    time.sleep(1.5)
     bus = host.simulated.path("/proc/driver/nvidia/gpus") / "0000:18:00.0"
-    shutil.rmtree(bus)
-    time.sleep(0.5)
+    # A GPU without a node is nothing that a folder tells of. On a busy machine the look for the build takes longer.
+    for pause in (1.5, 5, 15):
+        build(host, gpus=simhost.gpus(2), caps_major=506)
+        until(lambda: len(names(host)) == 5, host)
+        time.sleep(pause)
+        shutil.rmtree(bus)
+        time.sleep(0.5)
+        if len(names(host)) == 5:
+            break
     assert len(names(host)) == 5
     Path(str(a_pci_device())).write_text("change")
     until(lambda: len(names(host)) == 3, host)
-    assert "has no more device 1" in host.log()
+    until(lambda: "has no more device 1" in host.log(), host)
 
 
 @pytest.mark.skipif(a_pci_device() is None, reason="needs a PCI device, to let the kernel send an event of it")
@@ -145,11 +152,12 @@ def test_only_the_kernel_is_believed() -> None:
             other.sendto(forged, (0, events.KERNEL_GROUP))
         Path(str(a_pci_device())).write_text("change")
         end = time.monotonic() + 10
-        found: list[dict[bytes, bytes]] = []
-        while not found and time.monotonic() < end:
-            found = heard.read()
-        assert [one[b"SUBSYSTEM"] for one in found] == [b"pci"]
-        assert found[0][b"DEVPATH"] != b"/x"
+        found: list[bytes | None] = []
+        # The forged one was sent first. Other devices of the machine may have events too.
+        while not any(path is not None and b"/pci" in path for path in found) and time.monotonic() < end:
+            found += [one.get(b"DEVPATH") for one in heard.read()]
+        assert any(path is not None and b"/pci" in path for path in found)
+        assert b"/x" not in found
     finally:
         heard.close()
 
@@ -283,8 +291,16 @@ def test_nothing_of_the_driver_stays_open(host: Host, start: Callable[..., Any])
     process = start()
     until(lambda: len(names(host)) == 5, host)
     time.sleep(0.5)
-    opened = [os.readlink(path) for path in glob.glob(f"/proc/{process.pid}/fd/*")]
-    assert [path for path in opened if "nvidia" in path.removeprefix(str(host.folder))] == []
+
+    def opened() -> list[str]:
+        found = []
+        for path in glob.glob(f"/proc/{process.pid}/fd/*"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append(os.readlink(path))
+        return [path for path in found if "nvidia" in path.removeprefix(str(host.folder))]
+
+    # Each tick has some open for a moment.
+    until(lambda: opened() == [], host)
     assert "libnvidia" not in Path(f"/proc/{process.pid}/maps").read_text()
 
 

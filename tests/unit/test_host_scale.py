@@ -58,10 +58,10 @@ def test_a_slow_start_of_nvml_is_paid_once(tmp_path: Path) -> None:
     slow = (Fault("nvmlInit", delay_ms=2000), Fault("nvmlDeviceGetHandle", delay_ms=50))
     host = build(tmp_path / "host", Host(gpus=gpus(8), graphics=False, nvml=Nvml(faults=slow)))
     words = [sys.executable, "-m", "hook", "cdi", "generate", "--host-root", str(host.root), "--hook-path", HOOK]
-    began = time.monotonic()
     done = subprocess.run(words, cwd=TREE, capture_output=True, text=True, check=True)
-    # The bound is init + 8 GPUs + 0.5 s of our own; a machine that runs other tests meanwhile may take five times that.
-    assert time.monotonic() - began < 2 + 8 * 0.05 + 2.5
+    calls = [call.name for call in host.nvml_calls()]
+    assert sum(name.startswith("nvmlInit") for name in calls) == 1
+    assert sum(name.startswith("nvmlDeviceGetHandle") for name in calls) == 8
     assert len(spec.device_names(reader.parse(done.stdout))) == 17
     host.clear_nvml_calls()
     found, _ = inventory.current(Options(str(host.root)))
@@ -84,8 +84,14 @@ def test_a_huge_limit_of_descriptors_costs_nothing(tmp_path: Path) -> None:
         subprocess.run(words, cwd=TREE, capture_output=True, check=True, preexec_fn=set_limit, timeout=30)
         return time.monotonic() - began
 
-    few = min(spent(1024) for _ in range(2))
-    assert min(spent(most) for _ in range(2)) < 1.5 * few + 0.3
+    few, many = [], []
+    # By turns, and again while a busy machine makes one look dearer: what each descriptor costs is always there.
+    for _ in range(10):
+        few.append(spent(1024))
+        many.append(spent(most))
+        if len(few) >= 2 and min(many) < 1.5 * min(few) + 0.3:
+            break
+    assert min(many) < 1.5 * min(few) + 0.3
 
 
 def test_the_benchmark_runs(tmp_path: Path) -> None:

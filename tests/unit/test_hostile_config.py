@@ -25,7 +25,8 @@ HOOK = (
 )
 HOT = HOOK + "from hook import start; start.main()"
 COLD = HOOK + "from hook import cli; sys.exit(cli.main())"
-SECONDS = 1.0
+# The costliest of them takes 0.4 s on a quick machine that is idle.
+SECONDS = 3.0
 MEMORY = 256 << 20
 
 START = '{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, "linux": {"namespaces": [{"type": "mount"}]}, '
@@ -121,7 +122,7 @@ def test_what_the_greatest_file_costs(tmp_path: Path, unit: bytes) -> None:
     (tmp_path / "config.json").write_bytes(b'{"annotations": [' + count * unit + b"0]}")
     status, said, used = spend("prestart", tmp_path, 1 << 30)
     assert status == 1 and clear(said, "root.path is missing"), said
-    assert used < 10 * SECONDS
+    assert used < 5 * SECONDS
 
 
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link to a device"])

@@ -207,7 +207,8 @@ def test_sonames_of_nothing_but_numbers_take_no_time(name: str) -> None:
         assert name == "equal"
     except merge.UnmergeableLdCache as error:
         assert name == "different" and "numbers in its sonames" in str(error)
-    assert time.process_time() - begin < SECONDS
+    # Half a second for the slower of them; without the bound ten times that.
+    assert time.process_time() - begin < 3 * SECONDS
 
 
 @pytest.mark.parametrize("count", [1_000, 10_000, 100_000])

@@ -342,7 +342,8 @@ def is_alive(pid: int) -> bool:
     """Whether there is such a process, other than one that nobody has reaped yet."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
+        # Gone, or gone between the opening and the reading.
         return False
 
 

@@ -25,6 +25,8 @@ KILLPOINT = TREE / "tests/killpoint.py"
 FREEZER = Path("/sys/fs/cgroup/freezer")
 DEADLINE = 2.0
 WAIT = 30.0
+# What a busy machine may take for the rest; who waited for a stuck renewal would wait for all of WAIT.
+SLACK = 10.0
 
 # A start as far as the inventory goes: argv is the host's root, the interpreter of its child, seconds, whom to ask.
 START = """
@@ -107,10 +109,10 @@ def child_of(pid: int) -> int:
     """The child of a process, once it has one."""
     end = time.monotonic() + WAIT
     while time.monotonic() < end:
-        for entry in Path("/proc").glob("[0-9]*/stat"):
+        for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
-                if int(entry.read_text().rpartition(")")[2].split()[1]) == pid:
-                    return int(entry.parent.name)
+                if int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    return int(name)
         time.sleep(0.005)
     raise AssertionError("no child was started")
 
@@ -157,10 +159,10 @@ def test_stopped(host: SimulatedHost, interpreter: Interpreter) -> None:
     child = child_of(process.pid)
     said, seconds = outcome(process)
     assert said == f"renewing the inventory took too long: its process {child} is given up"
-    assert DEADLINE <= seconds < DEADLINE + 1
+    assert DEADLINE <= seconds < DEADLINE + SLACK
     until(lambda: state_of(child) == "Z", "the stopped process lives on")
     said, seconds = outcome(start(host))
-    assert said == "2 GPUs" and seconds < DEADLINE
+    assert said == "2 GPUs" and seconds < SLACK
     assert kept(host) == ["inventory.json", "lock"]
 
 
@@ -174,7 +176,7 @@ def test_others_wait_no_longer_than_they_may(host: SimulatedHost, interpreter: I
         for other in others:
             said, seconds = outcome(other)
             assert said == f"another renewal of the inventory, by process {first.pid}, does not come to its end"
-            assert DEADLINE <= seconds < DEADLINE + 1
+            assert DEADLINE <= seconds < DEADLINE + SLACK
         os.kill(child, signal.SIGCONT)
         assert outcome(first)[0] == "2 GPUs"
     finally:
@@ -201,13 +203,13 @@ def test_stuck_in_the_kernel(host: SimulatedHost, interpreter: Interpreter, free
     child = child_of(process.pid)
     said, seconds = outcome(process)
     assert said == f"renewing the inventory took too long: its process {child} is given up"
-    assert seconds < DEADLINE + 1
+    assert seconds < DEADLINE + SLACK
     # Killed and still there, with all that it had open; yet neither the next start nor the one behind waits for it.
     assert state_of(child) == "D"
     for _ in range(2):
         host.path("/run/nvhook/inventory.json").unlink(missing_ok=True)
         said, seconds = outcome(start(host))
-        assert said == "2 GPUs" and seconds < DEADLINE
+        assert said == "2 GPUs" and seconds < SLACK
     assert state_of(child) == "D"
 
 
@@ -232,7 +234,7 @@ def test_left_alone_with_nvml(host: SimulatedHost) -> None:
         process = start(host, asked="nvml")
         until(lambda: host.nvml_calls() != (), "NVML was not asked")
         child, [asking] = child_of(process.pid), {call.pid for call in host.nvml_calls()}
-        assert state_of(child) == "S" and state_of(asking) == "S"
+        until(lambda: state_of(child) == "S" and state_of(asking) == "S", "they are not asleep")
         process.kill()
         process.communicate()
         until(lambda: state_of(child) == "Z" and state_of(asking) == "Z", "they live on")
