@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Lowest priority first. /etc/cdi is for what an administrator wrote, the other for what is generated at boot.
 FOLDERS = ("/etc/cdi", "/var/run/cdi")
 SUFFIXES = (".json", ".yaml")
+# Names that an error lists.
+OTHERS = 20
 
 
 class SpecFile:
@@ -164,10 +166,14 @@ def _describe(found: Registry, name: str) -> str:
 
 
 def table(found: Registry, names: list[str]) -> dict[str, Any]:
-    """The part of a registry that these names are about, as JSON can carry it."""
+    """The part of a registry that these names are about, as JSON can carry it: `entries` by name, with the file, its
+    edits and the device's own; `conflicts`; and, where a name is in neither, `others` of its kind, at most OTHERS."""
     entries = {}
     for name in names:
         if name in found.devices:
             file, device = found.devices[name]
             entries[name] = [file.path, file.spec.get("containerEdits", {}), device["containerEdits"]]
-    return {"entries": entries, "conflicts": {name: found.conflicts[name] for name in names if name in found.conflicts}}
+    conflicts = {name: found.conflicts[name] for name in names if name in found.conflicts}
+    kinds = {name.partition("=")[0] for name in names if name not in entries and name not in conflicts}
+    others = [name for name in found.devices if name.partition("=")[0] in kinds]
+    return {"entries": entries, "conflicts": conflicts, "others": others[:OTHERS]}

@@ -31,12 +31,25 @@ class Arguments:
     `root`, where the runtime keeps states, are None where the caller gave none; of several the last counts, as for the
     runtimes."""
 
-    __slots__ = ("bundle", "config", "debug", "host_root", "identity", "log", "log_format", "root", "verb", "words")
+    __slots__ = (
+        "bundle",
+        "config",
+        "debug",
+        "help",
+        "host_root",
+        "identity",
+        "log",
+        "log_format",
+        "root",
+        "verb",
+        "words",
+    )
 
     def __init__(self) -> None:
         self.words: list[str] = []
         self.verb = ""
         self.debug = False
+        self.help = False
         self.host_root = "/"
         self.log: str | None = None
         self.log_format: str | None = None
@@ -47,7 +60,7 @@ class Arguments:
 
     def edits(self) -> bool:
         """Whether a container is made, so that its configuration counts."""
-        return self.verb in EDITING
+        return self.verb in EDITING and not self.help
 
 
 def parse(argv: list[str]) -> Arguments:
@@ -83,7 +96,7 @@ def parse(argv: list[str]) -> Arguments:
     made.words += rest
     if rest and not rest[0].startswith("-"):
         made.verb = rest[0]
-        if made.edits():
+        if made.verb in EDITING:
             _verb_options(made, rest)
     return made
 
@@ -96,7 +109,8 @@ def _is_value(argv: list[str], at: int, name: str) -> bool:
 
 
 def _verb_options(made: Arguments, words: list[str]) -> None:
-    """Options of create and run; runc takes them behind the container's id too."""
+    """Options of create and run; runc takes them behind the container's id too. Who asks for help makes no
+    container."""
     at = 1
     while at < len(words):
         word = words[at]
@@ -111,6 +125,8 @@ def _verb_options(made: Arguments, words: list[str]) -> None:
         if not word.startswith("--") and name[:1] in ("b", "f") and name not in VERB_VALUED:
             # argp's short option with its value attached; a flag of Go's can't be meant, as none begins so.
             name, equals, value = name[0], "=", word[2:]
+        if name in ("help", "h"):
+            made.help = True
         if name not in VERB_VALUED:
             continue
         if not equals:

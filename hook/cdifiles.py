@@ -18,13 +18,14 @@ if TYPE_CHECKING:
 
 class Devices:
     """What files say of some names: `entries` maps a name to its file, that file's edits and the device's own;
-    `conflicts` to the files that make it unresolvable."""
+    `conflicts` to the files that make it unresolvable; `others` are names that there are instead of one that is not."""
 
-    __slots__ = ("conflicts", "entries")
+    __slots__ = ("conflicts", "entries", "others")
 
     def __init__(self, table: dict[str, Any]) -> None:
         self.entries: dict[str, list[Any]] = table["entries"]
         self.conflicts: dict[str, list[str]] = table["conflicts"]
+        self.others: list[str] = table["others"]
 
     def edits(self, names: list[str]) -> list[dict[str, Any]]:
         """The containerEdits of these devices in the order of application: a file's own once, before the first of its
@@ -32,6 +33,8 @@ class Devices:
         missing = [self._described(name) for name in names if name not in self.entries]
         if missing:
             what = f"unresolvable CDI devices: {', '.join(missing)}"
+            if self.others:
+                what += f"; there are {', '.join(self.others)}"
             raise NvhookError(what, "see `cdi list` for what there is, and what failed")
         made: list[dict[str, Any]] = []
         met: set[str] = set()
@@ -76,7 +79,7 @@ class Files:
         self.folders = [f"{top}{folder}" for folder in settings["runtime.spec-dirs"]]
         self.prefixes = tuple(settings["runtime.annotation-prefixes"])
         self.kind = settings["runtime.default-kind"] if only else ""
-        self.devices = Devices({"entries": {}, "conflicts": {}})
+        self.devices = Devices({"entries": {}, "conflicts": {}, "others": []})
 
     def annotated(self, found: dict[str, str]) -> list[str]:
         """The names that annotations have. Raises NvhookError."""

@@ -17,7 +17,7 @@ from cdi.host import inventory, settings, store
 from hook import bundle, create_container, request, requirements, selection, state
 from hook.create_container import Parts
 from hook.plan import Plan
-from hook.planner import nothing, open_rootfs
+from hook.planner import merged, nothing, open_rootfs
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -96,16 +96,6 @@ def device_edits(spec: dict[str, Any], name: str) -> dict[str, Any]:
             return edits
     what = f"unresolvable CDI devices: {generate.KIND}={name}"
     raise NvhookError(what, "see `cdi list` for what there is, and what failed")
-
-
-def merged(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The edits of several blocks as one, each entry once."""
-    made: dict[str, list[Any]] = {}
-    for block in blocks:
-        for name, entries in block.items():
-            into = made.setdefault(name, [])
-            into += [entry for entry in entries if entry not in into]
-    return made
 
 
 def on_this_machine(block: dict[str, Any], host_root: str) -> dict[str, Any]:

@@ -345,11 +345,10 @@ def gpu_minors(base: int) -> list[int]:
 
 def require(container: Container, parts: Parts, minors: list[int], warnings: list[str]) -> list[requirements.Verdict]:
     """Hold what the image requires against the file's facts. Raises NvhookError where it is not met."""
-    made: list[requirements.Verdict] = []
     if not (parts.requirements and parts.driver):
-        return made
+        return []
     if not any(name.startswith(("NVIDIA_REQUIRE_", "CUDA_VERSION")) for name in container.env):
-        return made
+        return []
     # Of no use to the other containers.
     from cdi.host import settings
     from hook import request, requirements
@@ -362,15 +361,5 @@ def require(container: Container, parts: Parts, minors: list[int], warnings: lis
         for minor in minors
         if minor in parts.gpus
     ]
-    for one in wanted:
-        try:
-            (verdict,) = requirements.check([one], facts, gpus)
-        except requirements.FactUnknown as error:
-            warnings.append(f"{one[0]} is not checked: the CDI file does not tell the GPUs' {error}")
-            continue
-        made.append(verdict)
-        if not verdict.satisfied:
-            if parts.requirements == "enforce":
-                raise requirements.Unmet(verdict.sentence(), requirements.REMEDY)
-            warnings.append(verdict.sentence())
-    return made
+    enforced = parts.requirements == "enforce"
+    return requirements.check(wanted, facts, gpus, warnings, enforced, "the CDI file does not tell the GPUs'")

@@ -122,23 +122,24 @@ def mig_names(chosen: Selection) -> list[str]:
 
 
 class Judged:
-    """A request against a host: the Selection, a verdict on each requirement, and what is to be said of both."""
+    """A request against a host: the Selection, a verdict on each requirement, and what is to be said of both. `last`:
+    there is nobody left to ask."""
 
     __slots__ = ("inventory", "requirements", "selection", "settings", "wanted", "warnings")
 
-    def __init__(self, inventory: dict[str, Any], wanted: Request) -> None:
+    def __init__(
+        self, inventory: dict[str, Any], wanted: Request, configured: dict[str, Any], last: bool = False
+    ) -> None:
         self.inventory = inventory
-        self.settings = settings.of(inventory)
+        self.settings = configured
         self.wanted = wanted
         self.selection = selection.select(inventory, wanted)
-        self.requirements = requirements.check(wanted.requirements, inventory, self.selection.gpus)
         self.warnings = list(self.selection.warnings)
-        for verdict in self.requirements:
-            if verdict.satisfied:
-                continue
-            if self.settings["compat.requirements"] != "warn":
-                raise requirements.Unmet(verdict.sentence(), requirements.REMEDY)
-            self.warnings.append(verdict.sentence())
+        enforced = configured["compat.requirements"] != "warn"
+        untold = "NVML does not tell the GPUs'" if last and not enforced else ""
+        self.requirements = requirements.check(
+            wanted.requirements, inventory, self.selection.gpus, self.warnings, enforced, untold
+        )
 
     def text(self) -> str:
         """What the container gets, in words."""
@@ -165,21 +166,27 @@ def decide(container: Container, host: int, host_root: str, known: dict[str, Any
     return decision, judge(host, host_root, decision.request, known)
 
 
-def judge(host: int, host_root: str, wanted: Request, known: dict[str, Any]) -> Judged:
+def judge(
+    host: int, host_root: str, wanted: Request, known: dict[str, Any], configured: dict[str, Any] | None = None
+) -> Judged:
     """The request against an inventory, or, where that does not know something that counts, against one for which
-    NVML was asked. Raises NvhookError."""
+    NVML was asked; under these settings, or the configuration's. Raises NvhookError."""
+    configured = configured or settings.of(known)
+    asked_facts = False
     try:
-        return Judged(known, wanted)
+        return Judged(known, wanted, configured)
     except (selection.UuidsUnknown, selection.InMigMode):
         known = store.renew(host, host_root, nvml=True)
     except requirements.FactUnknown:
         known = store.renew(host, host_root, facts=True)
+        asked_facts = True
     try:
         try:
-            return Judged(known, wanted)
+            return Judged(known, wanted, configured, asked_facts)
         except requirements.FactUnknown:
-            # It was the UUIDs that were asked for the first time.
-            return Judged(store.renew(host, host_root, facts=True), wanted)
+            if asked_facts:
+                raise
+            return Judged(store.renew(host, host_root, facts=True), wanted, configured, last=True)
     except selection.UuidsUnknown as error:
         what = f"cannot tell which GPU is {', '.join(wanted.ids or ())}: neither the kernel nor NVML tells all UUIDs"
         raise NvhookError(what, "run nvidia-smi on the host, or ask for the GPU by its index") from error

@@ -179,7 +179,9 @@ class Namespace:
         posix.close(above)
         if plain:
             what = f"the container's root {root_path} is no mount point of its namespace"
-            raise NvhookError(what, "keep images in a folder that only root can write")
+            raise NvhookError(
+                what, "let the runtime mount the root, as runc and crun do, and only root write in the folders above it"
+            )
 
     def remember(self, inverse: Callable[[], None]) -> None:
         """Add an inverse to what `undo` will do."""

@@ -41,9 +41,11 @@ def plan_runtime(place: str, host_root: str) -> dict[str, Any]:
     added = [hook for stage, listed in stages.items() for hook in listed if hook not in _hooks(opened.config, stage)]
     return nothing(decision) | {
         "request": None if made.judged is None else made.judged.wanted.to_json(),
+        **chosen(made.judged),
         "requirements": [] if made.judged is None else [verdict.to_json() for verdict in made.judged.requirements],
         "compatibility": None if fit is None else fit.to_json(),
-        "edits": {} if made.plan is None else made.plan.edits(),
+        "edits": merged(made.edits),
+        "annotations": made.annotations,
         "finish": {"warnings": made.warnings}
         if made.plan is None
         else made.plan.finish() | {"warnings": made.warnings},
@@ -55,13 +57,34 @@ def plan_runtime(place: str, host_root: str) -> dict[str, Any]:
     }
 
 
+def merged(blocks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The edits of several blocks as one, each entry once; of what is no list the last."""
+    made: dict[str, Any] = {}
+    for block in blocks:
+        for name, entries in block.items():
+            if isinstance(entries, list):
+                into = made.setdefault(name, [])
+                into += [entry for entry in entries if entry not in into]
+            else:
+                made[name] = entries
+    return {name: entries for name, entries in made.items() if entries}
+
+
+def chosen(judged: injection.Judged | None) -> dict[str, Any]:
+    """The devices that the ids came to."""
+    if judged is None:
+        return {"gpus": [], "mig": []}
+    gpus = [{name: gpu[name] for name in ("index", "uuid", "bus_id")} for gpu in judged.selection.gpus]
+    return {"gpus": gpus, "mig": injection.mig_names(judged.selection)}
+
+
 def _hooks(config: dict[str, Any], stage: str) -> list[Any]:
     return (config.get("hooks") or {}).get(stage) or []
 
 
 def plan(place: str, host_root: str) -> dict[str, Any]:
     """`request` (None where no GPU is asked for), `decision`, `requirements`, `compatibility`, `edits` (a CDI
-    containerEdits object), `finish`, `steps`.
+    containerEdits object), `finish`, `steps`; where one is, `gpus` and `mig`, the devices chosen.
 
     Raises NvhookError where the hook would.
     """
@@ -86,6 +109,7 @@ def plan(place: str, host_root: str) -> dict[str, Any]:
         made.warnings.append(fit.warning())
     return {
         "request": judged.wanted.to_json(),
+        **chosen(judged),
         "decision": decision.to_json(),
         "requirements": [verdict.to_json() for verdict in judged.requirements],
         "compatibility": None if fit is None else fit.to_json(),

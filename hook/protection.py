@@ -48,6 +48,14 @@ def needed(
     return False, "the device rules open no GPU that was not asked for"
 
 
+def given(config: dict[str, Any], inventory: dict[str, Any]) -> list[str]:
+    """The bus ids of the GPUs whose nodes config.json has, whoever put them in."""
+    devices = (config.get("linux") or {}).get("devices") or []
+    numbers = {(device.get("major"), device.get("minor")) for device in devices if device.get("type") == "c"}
+    nodes = [node for node in inventory["nodes"] if node["role"] == "gpu"]
+    return [node["gpu"] for node in nodes if (node["major"], node["minor"]) in numbers]
+
+
 def _cannot_make_nodes(config: dict[str, Any]) -> str:
     namespaces = (config.get("linux") or {}).get("namespaces") or []
     if any(namespace.get("type") == "user" for namespace in namespaces):

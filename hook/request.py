@@ -46,6 +46,8 @@ DEFAULT_CAPABILITIES = ("compute", "utility")
 # The variable of each gate and its name in an inventory. Only this very value opens it.
 GATES = {"NVIDIA_GDRCOPY": "gdrcopy", "NVIDIA_GDS": "gds", "NVIDIA_MOFED": "mofed", "NVIDIA_NVSWITCH": "nvswitch"}
 ENABLED = "enabled"
+# What has a CDI file of its own, and the mode of `cdi generate` that makes it.
+MODES = {IMEX: "imex", **GATES, MIG_CONFIG: "management", MIG_MONITOR: "management"}
 
 IMEX_MAX = 1 << 20
 UNPRIVILEGED = "accept-nvidia-visible-devices-envvar-when-unprivileged is false, and the container is unprivileged"
@@ -164,23 +166,25 @@ def decide(container: Container, settings: dict[str, Any], files: Files | None =
     env = container.env
     decision = Decision(container.privileged, is_legacy(env))
     believed = container.privileged or settings["accept-nvidia-visible-devices-envvar-when-unprivileged"]
-    mounted = _mounted(container, settings, decision)
-    asked = _from_mounts(decision, mounted)
-    from_env = _from_environment(decision, env, settings, believed, asked is not None)
-    if asked is None:
-        asked = from_env
-    if asked is None or "void" in asked:
-        asked = []
     annotated = _annotations(container, decision, files)
+    first = "comes after annotations" if annotated else ""
+    mounted = _mounted(container, settings, decision, first)
+    from_mounts = [value for kind, value in mounted if kind != "imex"]
+    first = first or ("comes after volume mounts" if from_mounts else "")
+    from_env = _from_environment(decision, env, settings, believed, first)
+    asked = annotated or from_mounts or from_env
+    if "void" in asked:
+        asked = []
     if files is not None:
-        asked = _without_files(decision, files, asked, annotated)
+        asked = _without_files(decision, files, asked)
     if not asked:
+        _unused(decision, env, believed)
         return decision
     capabilities, required = _capabilities(decision, env, settings)
     wanted = Request(_ids(asked), capabilities, required)
     wanted.imex = _imex(decision, env, settings, believed, mounted)
     wanted.gates = tuple(name for variable, name in GATES.items() if _gate(decision, env, variable))
-    wanted.mig_control = _mig_control(container, wanted)
+    wanted.mig_control = _mig_control(decision, container, wanted)
     wanted.image_cuda = _image_cuda(env)
     wanted.requirements = requirements(decision, env, settings)
     decision.request = wanted
@@ -211,8 +215,9 @@ def device_mount(mount: dict[str, Any]) -> str:
     return "/".join(parts[len(place) :]) if parts[: len(place)] == place else ""
 
 
-def _mounted(container: Container, settings: dict[str, Any], decision: Decision) -> list[tuple[str, str]]:
-    """Kind (`device`, `imex`, `cdi`) and value of each mount that is accepted, once each."""
+def _mounted(container: Container, settings: dict[str, Any], decision: Decision, first: str) -> list[tuple[str, str]]:
+    """Kind (`device`, `imex`, `cdi`) and value of each mount that is accepted, once each; of devices none if something
+    comes `first`."""
     accepted = settings["accept-nvidia-visible-devices-as-volume-mounts"]
     found: list[tuple[str, str]] = []
     for mount in container.mounts:
@@ -231,8 +236,10 @@ def _mounted(container: Container, settings: dict[str, Any], decision: Decision)
                 decision.saw("volume mount", mount["destination"], name, False, "is no CDI name")
                 decision.warnings.append(f"the mount {_shown(mount['destination'])} names no CDI device")
                 continue
-        decision.saw("volume mount", mount["destination"], item[1], True, "volume mounts come before the environment")
-        if item not in found:
+        late = first if item[0] != "imex" else ""
+        reason = late or "volume mounts come before the environment"
+        decision.saw("volume mount", mount["destination"], item[1], not late, reason)
+        if not late and item not in found:
             found.append(item)
     return found
 
@@ -246,27 +253,19 @@ def cdi_name(text: str) -> str:
     return f"{kind}={device}" if vendor and slash and name and device and "/" not in name + device else ""
 
 
-def _from_mounts(decision: Decision, mounted: list[tuple[str, str]]) -> list[str] | None:
-    """Ids by mounts; None where only IMEX channels, or nothing, are mounted."""
-    devices = [value for kind, value in mounted if kind != "imex"]
-    return devices or None
-
-
 def _from_environment(
-    decision: Decision, env: dict[str, str], settings: dict[str, Any], believed: bool, decided: bool
-) -> list[str] | None:
+    decision: Decision, env: dict[str, str], settings: dict[str, Any], believed: bool, first: str
+) -> list[str]:
     """Ids by the environment: of the swarm resources if there are any, else of NVIDIA_VISIBLE_DEVICES, else `all`
-    for a legacy image. None where the environment has none of them or isn't believed."""
+    for a legacy image. None of them where something comes `first`, or the environment isn't believed."""
     swarm = [name for name in settings["swarm-resource"] if name in env]
     names = swarm or ([DEVICES] if DEVICES in env else [])
     items = [item for name in names for item in split(env[name])]
     implied = not names and decision.legacy_image
     if implied:
         items = ["all"]
-    refused = bool(items) and "void" not in items and not believed and not decided
-    why = "comes after volume mounts" if decided else ""
-    if not why and not believed:
-        why = UNPRIVILEGED
+    refused = bool(items) and "void" not in items and not believed and not first
+    why = first or ("" if believed else UNPRIVILEGED)
     for name in names:
         used = why or ("swarm resources come before NVIDIA_VISIBLE_DEVICES" if swarm else "names the devices")
         decision.saw("swarm resource" if swarm else "environment", name, env[name], not why, used)
@@ -278,24 +277,25 @@ def _from_environment(
     if refused:
         asked = _shown(",".join(items))
         decision.warnings.append(f"devices asked for by the environment of an unprivileged container: {asked}: ignored")
-    return items if items and not why else None
+    return [] if why else items
 
 
 def _annotations(container: Container, decision: Decision, files: Files | None) -> list[str]:
     """The CDI names of annotations, where there is anybody to give them."""
     prefixes = (ANNOTATIONS,) if files is None else files.prefixes
-    reason = "names CDI devices" if files else "only the engine or the runtime can give CDI devices of annotations"
+    reason = "annotations come before mounts and environment"
+    if files is None:
+        reason = "only the engine or the runtime can give CDI devices of annotations"
     for name in sorted(container.annotations):
         if name.startswith(prefixes):
             decision.saw("annotation", name, container.annotations[name], files is not None, reason)
     return [] if files is None else files.annotated(container.annotations)
 
 
-def _without_files(decision: Decision, files: Files, asked: list[str], annotated: list[str]) -> list[str]:
+def _without_files(decision: Decision, files: Files, items: list[str]) -> list[str]:
     """What is left for the inventory: ids, and names of our kinds that no file defines."""
     if files.kind:
-        asked = [item if "=" in item else f"{files.kind}={item}" for item in asked]
-    items = [*asked, *annotated]
+        items = [item if "=" in item else f"{files.kind}={item}" for item in items]
     named = [item for item in items if "=" in item and not item.startswith(f"{AUTOMATIC}=")]
     defined = files.defined(named)
     for item in dict.fromkeys(named):
@@ -307,7 +307,8 @@ def _without_files(decision: Decision, files: Files, asked: list[str], annotated
 def _ids(items: list[str]) -> tuple[str, ...] | None:
     ids = [_device(item) for item in items]
     for item in ids:
-        if item == "all":
+        # As libnvidia-container reads it, in any case.
+        if item.lower() == "all":
             return None
         if item == "none":
             return ()
@@ -337,10 +338,11 @@ def _capabilities(
         if settings["compat.unknown-capability"] != "warn":
             raise NvhookError(what, f"use `all` or some of {', '.join(ALL_CAPABILITIES)}")
         decision.warnings.append(f"{what}: ignored")
-    everything = "all" in named or settings["compat.capabilities"] == "all"
-    if CAPABILITIES not in env and decision.legacy_image:
-        everything = True
-    if everything:
+    everything = settings["compat.capabilities"] == "all"
+    if CAPABILITIES in env:
+        reason = "compat.capabilities is all" if everything else "names the capabilities"
+        decision.saw("environment", CAPABILITIES, env[CAPABILITIES], not everything, reason)
+    if everything or "all" in named or (CAPABILITIES not in env and decision.legacy_image):
         return allowed, tuple(name for name in allowed if name != "display" or name in named)
     if not named:
         default = tuple(name for name in DEFAULT_CAPABILITIES if name in allowed)
@@ -375,25 +377,18 @@ def _imex(
     if not reason and not believed:
         reason = UNPRIVILEGED
     items = split(env.get(IMEX, ""))
-    if items:
+    if {"void", "none"} & set(items):
+        items = []
+    if "all" in items and not reason:
+        reason = "all is ignored: name the channels"
+        decision.warnings.append(f"{IMEX}=all is ignored: name the channels")
+    if IMEX in env:
         decision.saw("environment", IMEX, env[IMEX], not reason, reason or "names IMEX channels")
     if ignored:
         return ()
     if not mounts and not reason:
-        mounts = _imex_items(decision, items)
+        mounts = items
     return tuple(sorted({_channel(item) for item in mounts}))
-
-
-def _imex_items(decision: Decision, items: list[str]) -> list[str]:
-    if "void" in items:
-        return []
-    for item in items:
-        if item == "none":
-            return []
-        if item == "all":
-            decision.warnings.append(f"{IMEX}=all is ignored: name the channels")
-            return []
-    return items
 
 
 def _channel(item: str) -> int:
@@ -410,7 +405,7 @@ def _gate(decision: Decision, env: dict[str, str], variable: str) -> bool:
     return opened
 
 
-def _mig_control(container: Container, wanted: Request) -> tuple[str, ...]:
+def _mig_control(decision: Decision, container: Container, wanted: Request) -> tuple[str, ...]:
     """Managing MIG, or watching all of it, reaches beyond a container's own GPUs: privileged ones only."""
     granted = []
     for variable, name in ((MIG_CONFIG, "config"), (MIG_MONITOR, "monitor")):
@@ -425,8 +420,24 @@ def _mig_control(container: Container, wanted: Request) -> tuple[str, ...]:
         if any(item.upper().startswith("MIG-") or item.count(":") == 1 for item in wanted.ids or ()):
             what = f"{variable} is set for a container that asks for single MIG devices"
             raise NvhookError(what, "ask for whole GPUs, or take the variable away")
+        decision.saw("environment", variable, value, True, "the container is privileged")
         granted.append(name)
     return tuple(granted)
+
+
+def _unused(decision: Decision, env: dict[str, str], believed: bool) -> None:
+    """What asks for more than GPUs, where the inventory gives none. A CDI file has what it has, and that is told of
+    what a container would miss."""
+    reason = "the devices are those of CDI files" if decision.cdi else "no GPU is asked for"
+    for name in (CAPABILITIES, *MODES):
+        value = env.get(name, "")
+        if not value:
+            continue
+        decision.saw("environment", name, value, False, reason)
+        obeyed = believed if name == IMEX else value == ENABLED or name not in GATES
+        if decision.cdi and name in MODES and obeyed and value not in ("void", "none"):
+            asked = f"{name}={_shown(value)} is not obeyed: {reason}"
+            decision.warnings.append(f"{asked}; ask for a device of `cdi generate --mode {MODES[name]}`")
 
 
 def _image_cuda(env: dict[str, str]) -> str:

@@ -60,10 +60,23 @@ NEWEST_BRANCH = 580
 FIRST_WITH_MINOR_COMPATIBILITY = 11
 
 LINE_MAX = 3000
-REMEDY = (
-    "update the driver, or use an image for an earlier CUDA; to start all the same, set NVIDIA_DISABLE_REQUIRE=1 "
-    "in the container"
-)
+ALL_THE_SAME = "to start all the same, set NVIDIA_DISABLE_REQUIRE=1 in the container"
+REMEDIES = {
+    "cuda": "update the driver, or use an image for an earlier CUDA",
+    "driver": "install a driver of that version, or use an image for this one",
+    "arch": "use an image for this kind of GPU, or ask for another GPU",
+    "brand": "use an image for this kind of GPU, or ask for another GPU",
+}
+
+
+class Invalid(NvhookError):
+    """An expression that can't be read."""
+
+    def __init__(self, name: str, term: str, why: str) -> None:
+        super().__init__(
+            f"{ascii(name)[1:-1]} holds {ascii(term[:80])}, which is no requirement: {why}",
+            "repair the variable, or set NVIDIA_DISABLE_REQUIRE=1 in the container",
+        )
 
 
 class FactUnknown(Exception):
@@ -106,22 +119,52 @@ def compare(one: str, other: str) -> int:
     return (left > right) - (left < right)
 
 
-def check(requirements: list[tuple[str, str]], inventory: dict[str, Any], gpus: list[dict[str, Any]]) -> list[Verdict]:
-    """A verdict on each expression: it holds if it does for every GPU chosen, or, without one, for the driver.
+def check(
+    requirements: list[tuple[str, str]],
+    inventory: dict[str, Any],
+    gpus: list[dict[str, Any]],
+    warnings: list[str],
+    enforced: bool,
+    untold: str,
+) -> list[Verdict]:
+    """A verdict on each expression that can be judged.
 
-    Raises NvhookError for an expression that can't be read, and FactUnknown.
+    Raises NvhookError for one that does not hold or can't be read; where they are not enforced, that is a warning.
+    Raises FactUnknown for what nobody tells; where `untold`, the beginning of a sentence, says who does not, that is a
+    warning too.
     """
     made = []
-    subjects: list[dict[str, Any] | None] = [*gpus] or [None]
     for name, expression in requirements:
-        verdict = Verdict(name, expression)
-        for gpu in subjects:
-            facts = _facts(inventory["driver"], gpu)
-            verdict.judge(facts, gpu)
-            if not verdict.satisfied:
-                break
+        try:
+            verdict = judge(name, expression, inventory, gpus)
+        except FactUnknown as error:
+            if not untold:
+                raise
+            warnings.append(f"{name} is not checked: {untold} {error}")
+            continue
+        except Invalid as error:
+            if enforced:
+                raise
+            warnings.append(error.what)
+            continue
         made.append(verdict)
+        if not verdict.satisfied:
+            if enforced:
+                raise Unmet(verdict.sentence(), verdict.remedy())
+            warnings.append(verdict.sentence())
     return made
+
+
+def judge(name: str, expression: str, inventory: dict[str, Any], gpus: list[dict[str, Any]]) -> Verdict:
+    """An expression holds if it does for every GPU chosen, or, without one, for the driver. Raises Invalid, and
+    FactUnknown."""
+    verdict = Verdict(name, expression)
+    subjects: list[dict[str, Any] | None] = [*gpus] or [None]
+    for gpu in subjects:
+        verdict.judge(_facts(inventory["driver"], gpu), gpu)
+        if not verdict.satisfied:
+            break
+    return verdict
 
 
 def _facts(driver: dict[str, Any], gpu: dict[str, Any] | None) -> dict[str, str | None]:
@@ -183,16 +226,12 @@ class Verdict:
         comparison = next((sign for sign in COMPARISONS if place >= 0 and text.startswith(sign, place)), "")
         value = text[place + len(comparison) :]
         if name not in PROPERTIES:
-            raise self._invalid(text, f"the properties are {', '.join(PROPERTIES)}")
+            raise Invalid(self.name, text, f"the properties are {', '.join(PROPERTIES)}")
         if name == "brand" and (comparison not in ("=", "!=") or not value or value.startswith("=")):
-            raise self._invalid(text, "a brand is compared by = or !=")
+            raise Invalid(self.name, text, "a brand is compared by = or !=")
         if name != "brand" and version(value) is None:
-            raise self._invalid(text, f"compare by one of {' '.join(COMPARISONS)} with a version")
+            raise Invalid(self.name, text, f"compare by one of {' '.join(COMPARISONS)} with a version")
         return name, comparison, value
-
-    def _invalid(self, term: str, why: str) -> NvhookError:
-        what = f"{ascii(self.name)[1:-1]} holds {ascii(term[:80])}, which is no requirement: {why}"
-        return NvhookError(what, "repair the variable, or set NVIDIA_DISABLE_REQUIRE=1 in the container")
 
     def sentence(self) -> str:
         """Each alternative that failed with what was found, in one line."""
@@ -204,6 +243,14 @@ class Verdict:
             text = text[: LINE_MAX - 3] + "..."
         whose = "" if self.gpu is None else f" of GPU {self.gpu}"
         return f"{ascii(self.name)[1:-1]} is not met by the driver{whose}: {text}"
+
+    def remedy(self) -> str:
+        """What helps against the first alternative, which is the one that is meant; the others are exceptions."""
+        for _, reason in self.failed:
+            name = reason.partition(" ")[0]
+            if name in REMEDIES:
+                return f"{REMEDIES[name]}; {ALL_THE_SAME}"
+        return ALL_THE_SAME
 
     def to_json(self) -> dict[str, Any]:
         """As `nvhook plan` prints it."""

@@ -12,7 +12,7 @@ import posix
 import time
 
 from cdi import jsontext
-from hook.start import say
+from hook.start import one_line, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,4 +44,4 @@ def write(arguments: Arguments, level: str, text: str) -> bool:
 def warn(arguments: Arguments, text: str) -> None:
     """A warning: in the log, or, where there is none, on stderr."""
     if not write(arguments, "warning", f"nvhook: {text}"):
-        say(f"nvhook: warning: {text}\n")
+        say(f"nvhook: warning: {one_line(text)}\n")

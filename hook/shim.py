@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 # docker's --gpus, podman's hook files and NVIDIA's runtime register a prestart hook by these names.
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvhook-prestart")
+FINISH = "nvhook-create-container"
+MASK = "--proc-mask"
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
 VOID = f"{request.DEVICES}=void"
 
@@ -51,10 +53,12 @@ class Shim:
         "_place",
         "_steps",
         "_times",
+        "annotations",
         "config",
         "configured",
         "crun",
         "decision",
+        "edits",
         "journal",
         "judged",
         "mode",
@@ -83,37 +87,44 @@ class Shim:
         self._launcher = ""
         self._place: outside.Outside | None = None
         self._steps: list[Step] = []
+        self.annotations: dict[str, str] = {}
         self.config = opened.config
         self.configured: Object = {}
         self.decision: request.Decision | None = None
+        # As containerEdits of CDI, with names of the host root.
+        self.edits: list[Object] = []
         self.judged: Judged | None = None
         self.plan: Plan | None = None
         self.reasons: list[str] = []
         self.warnings: list[str] = []
-        self._read_settings()
-        self.settings = settings.DEFAULTS | self.configured
+        path = self._read_settings()
+        suffix = name.partition(".")[2]
+        configured = self.configured.get("runtime.mode", settings.DEFAULTS["runtime.mode"])
+        mode = suffix if suffix in ("cdi", "legacy") else configured
+        self.settings = settings.of_runtime(self.configured, path, mode)
+        self.mode: str = "auto" if mode == "csv" else mode
         self.journal: Log | None = None
         if identity is not None and self.settings["log.file"]:
             from hook import log
 
             self.journal, self.warnings = log.begin("runtime", identity, host, self.settings, False)
         self._times = times
-        suffix = name.partition(".")[2]
-        self.mode: str = suffix if suffix in ("cdi", "legacy") else self.settings["runtime.mode"]
         self.crun = False
 
-    def _read_settings(self) -> None:
+    def _read_settings(self) -> str | None:
+        """The file that they are from, as far as an inventory tells."""
         try:
-            self._inventory = store.inventory(self._host, self._host_root)
+            known = self._inventory = store.inventory(self._host, self._host_root)
         except NvhookError as error:
             # No driver, perhaps; CDI files may be all that the container needs.
             from hook import child
 
             self._error = error
             self.configured = child.configuration(self._host, self._host_root)
-        else:
-            config = self._inventory.get("config")
-            self.configured = config["values"] if config else {}
+            return None
+        config = known.get("config")
+        self.configured = config["values"] if config else {}
+        return settings.source(known)
 
     def make(self, runtime: str) -> bool:
         """Make the new configuration, changing nothing. Whether there is anything to do. Raises NvhookError."""
@@ -132,7 +143,9 @@ class Shim:
         if decision.request is None and not names:
             return False
         if names:
-            self.config = inject.inject(self.config, files.devices.edits(names))
+            found = files.devices.edits(names)
+            self.edits += found
+            self.config = inject.inject(self.config, found)
             self.reasons.append(f"through CDI files: {', '.join(names)}")
         asked: Object = {"cdi": decision.cdi} if decision.cdi else {}
         if decision.request is not None:
@@ -141,8 +154,10 @@ class Shim:
         if self._times is not None:
             self._use(names, self._times)
         self._take_over()
-        self.config = inject.inject(self.config, [{"env": [VOID]}])
-        self.config["annotations"] = {**(self.config.get("annotations") or {}), request.DONE: jsontext.dumps(asked)}
+        self.edits.append({"env": [VOID]})
+        self.config = inject.inject(self.config, [self.edits[-1]])
+        self.annotations = {request.DONE: jsontext.dumps(asked)}
+        self.config["annotations"] = (self.config.get("annotations") or {}) | self.annotations
         return True
 
     def apply(self) -> None:
@@ -204,7 +219,7 @@ class Shim:
             raise self._error
         container = self._bundle.container
         check_mount_namespace(self.config)
-        judged = self.judged = injection.judge(self._host, self._host_root, wanted, self._inventory)
+        judged = self.judged = injection.judge(self._host, self._host_root, wanted, self._inventory, self.settings)
         self._at("plan")
         place = outside.Outside(container.root_path, self.config)
         plan = self.plan = injection.make_plan(container, judged.selection, place.base, judged.settings)
@@ -219,9 +234,12 @@ class Shim:
         targets = {node["path"]: node for node in nodes}
         for link in plan.node_links:
             nodes.append(targets[steps.final(link["path"], {link["path"]: link["target"]})] | {"path": link["path"]})
-        self.config = inject.inject(self.config, [{"deviceNodes": nodes}])
+        gids = [] if self.settings["features.no-additional-gids-for-device-nodes"] else groups(plan.nodes)
+        self.config = inject.inject(self.config, [{"deviceNodes": nodes, "additionalGids": gids}])
         volumes = outside.foreign(place, container.mounts)
-        self._add_mounts([mount for mount in plan.mounts if self._fits(place, mount, volumes)])
+        mounts = [mount for mount in plan.mounts if self._fits(place, mount, volumes)]
+        self._add_mounts(mounts)
+        self.edits.append({"deviceNodes": plan.nodes, "mounts": mounts, "additionalGids": gids})
         place.missing = {mount["containerPath"] for mount in plan.mounts} - {
             mount.get("destination") for mount in self.config["mounts"]
         }
@@ -245,6 +263,8 @@ class Shim:
         else:
             is_folder = root.file_type(source.st_mode) == root.S_IFDIR
             reason = outside.check_target(place, mount, is_folder, volumes)
+            if "in a mount from elsewhere" in reason:
+                remedy = "mount nothing of the host's on that folder, or only what the container needs of it"
         if not reason:
             return True
         if mount["containerPath"] not in (self.plan.optional if self.plan else ()):
@@ -280,15 +300,32 @@ class Shim:
         else:
             self.reasons.append("links and the loader cache are written into the root before the start")
             self._place, self._steps = place, outside.finish(plan, self._bundle.container)
-        wanted = self.settings["shim.proc-mask"]
-        mask, why = protection.needed(self.config, judged.inventory, plan.proc_mask, self.crun, wanted)
-        self.reasons.append(f"{'a hook masks' if mask else 'no mask over'} /proc/driver/nvidia: {why}")
-        if mask:
-            for gpu in judged.selection.gpus:
-                arguments += ["--gpu", f"{gpu['minor']}={gpu['bus_id']}"]
-            arguments.append("--proc-mask")
+        arguments += self._mask(plan, judged.inventory)
         if arguments:
-            self._add_hook("createContainer", "nvhook-create-container", arguments)
+            self._add_hook("createContainer", FINISH, arguments)
+
+    def _mask(self, plan: Plan, inventory: Object) -> list[str]:
+        """The hook's part that masks /proc/driver/nvidia but for the container's GPUs, those of CDI files among them.
+        Where a file's hook masks already, that one shows ours too: of two masks only what both show is seen."""
+        if plan.proc_mask is not None:
+            given = protection.given(self.config, inventory)
+            plan.proc_mask += [bus_id for bus_id in given if bus_id not in plan.proc_mask]
+        wanted = self.settings["shim.proc-mask"]
+        mask, why = protection.needed(self.config, inventory, plan.proc_mask, self.crun, wanted)
+        shown = plan.proc_mask or []
+        words: list[str] = []
+        for gpu in inventory["gpus"]:
+            if gpu["bus_id"] in shown:
+                words += ["--gpu", f"{gpu['minor']}={gpu['bus_id']}"]
+        if not mask:
+            plan.proc_mask = None
+        listed = hooks_of(self.config, "createContainer")
+        masking = [hook for hook in listed if is_masking(hook)]
+        if masking:
+            mask, why = False, "the hook of a CDI file masks it"
+            self._set_hooks("createContainer", [with_gpus(hook, words) if hook in masking else hook for hook in listed])
+        self.reasons.append(f"{'a hook masks' if mask else 'no mask over'} /proc/driver/nvidia: {why}")
+        return [*words, MASK] if mask else []
 
     def _check_profile(self, place: outside.Outside, plan: Plan, mounts: list[Object]) -> None:
         """Do without EGL's profile where it would be hidden: a list with too many GPUs is no reason for a hook."""
@@ -307,6 +344,7 @@ class Shim:
         path = self._launcher = lowlevel.launcher()
         where = [] if self._host_root == "/" else ["--host-root", self._host_root]
         added = {"path": path, "args": [name, *where, *arguments], "env": HOOK_ENV}
+        self.edits.append({"hooks": [{"hookName": stage, **added}]})
         self._set_hooks(stage, [*hooks_of(self.config, stage), added])
 
     def _set_hooks(self, stage: str, hooks: list[Any]) -> None:
@@ -355,6 +393,28 @@ def is_gpu_hook(hook: Any) -> bool:
     arguments = hook.get("args")
     names = [hook.get("path"), *(arguments[:1] if isinstance(arguments, list) else ())]
     return any(isinstance(name, str) and name.rpartition("/")[2] in HOOKS for name in names)
+
+
+def is_masking(hook: Any) -> bool:
+    """Whether it is a CDI file's hook of ours that masks /proc/driver/nvidia."""
+    arguments = hook.get("args") if isinstance(hook, dict) else None
+    if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
+        return False
+    return MASK in arguments and arguments[0].rpartition("/")[2] == FINISH
+
+
+def with_gpus(hook: Object, words: list[str]) -> Object:
+    """The hook, knowing these GPUs too; it shows those whose nodes the container has."""
+    known = hook["args"]
+    pairs = [words[at : at + 2] for at in range(0, len(words), 2)]
+    # A file tells more of a GPU than its bus id.
+    missing = [pair for pair in pairs if not any(word.partition(",")[0] == pair[1] for word in known)]
+    return {**hook, "args": [*known, *(word for pair in missing for word in pair)]}
+
+
+def groups(nodes: list[Object]) -> list[int]:
+    """The groups of nodes that not everybody may open, as in a CDI file: a user who is not root needs them."""
+    return sorted({node["gid"] for node in nodes if node["gid"] and node["fileMode"] & 0o006 != 0o006})
 
 
 def finish_arguments(plan: Plan, driver: str) -> list[str]:

@@ -116,6 +116,9 @@ KEYS: dict[str, Key] = {
     "driver.load-kmods": Key("load nvidia-uvm and nvidia-modeset, and make nodes, where these are missing", boolean),
     "driver.root": Key("where the driver's files lie on the host", folder),
     "features.ignore-imex-channel-requests": Key("give no IMEX channels", boolean),
+    "features.no-additional-gids-for-device-nodes": Key(
+        "the runtime adds no groups of device nodes to a container's user", boolean
+    ),
     "log.file": Key("where starts write what went wrong, or more; none by default", log_file),
     "log.level": Key("how much: error, warning, info or debug", choice("error", "warning", "info", "debug")),
     "prestart.no-cgroups": Key("leave the device rules alone: something else allows the devices", boolean),
@@ -130,9 +133,10 @@ KEYS: dict[str, Key] = {
 
 
 def nvidias_mode(value: Any) -> str:
-    """NVIDIA's modes: jit-cdi and csv make the devices of what is on the host, as our auto does."""
+    """NVIDIA's modes: jit-cdi makes the devices of what is on the host, as our auto does. So would csv, but see
+    `settings.of_runtime`."""
     mode = str(choice("auto", "cdi", "csv", "jit-cdi", "legacy")(value))
-    return "auto" if mode in ("csv", "jit-cdi") else mode
+    return "auto" if mode == "jit-cdi" else mode
 
 
 def forward_compatibility(value: Any) -> bool:
@@ -157,7 +161,7 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "features.disable-cuda-compat-lib-hook": (None, boolean),
     "features.disable-imex-channel-creation": (None, boolean),
     "features.ignore-imex-channel-requests": ("features.ignore-imex-channel-requests", boolean),
-    "features.no-additional-gids-for-device-nodes": (None, boolean),
+    "features.no-additional-gids-for-device-nodes": ("features.no-additional-gids-for-device-nodes", boolean),
     "nvidia-container-cli.debug": ("log.file", log_file),
     "nvidia-container-cli.environment": (None, strings),
     "nvidia-container-cli.ldcache": (None, string),

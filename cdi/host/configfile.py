@@ -21,6 +21,13 @@ HEAD = """\
 # Configuration of nvhook; docs/configuration.md explains each key. A key behind # has its default.
 """
 
+# settings.NOT_ENFORCED ends with this file.
+NO_LONGER = (
+    f"with {settings.OURS} in force the runtime honours capabilities and enforces requirements, which it does not by "
+    f"{settings.NVIDIAS}: keep that by compat.capabilities=all, compat.requirements=warn and "
+    "compat.unknown-capability=warn"
+)
+
 
 def text(root_fd: int, changes: dict[str, Any]) -> tuple[str, list[str]]:
     """The configuration file with these changes, and warnings. Raises NvhookError."""
@@ -29,7 +36,13 @@ def text(root_fd: int, changes: dict[str, Any]) -> tuple[str, list[str]]:
     if in_force["source"] == settings.OURS:
         made = edited(root.read_file(root_fd, settings.OURS, settings.FILE_MAX).decode(), changes)
     else:
-        made = fresh(in_force["values"] | changes)
+        values = in_force["values"]
+        if values.get("runtime.mode") == "csv":
+            # Ours has no such mode: auto sees what the host is.
+            values["runtime.mode"] = "auto"
+        if in_force["source"] == settings.NVIDIAS and values.get("runtime.mode", "auto") != "legacy":
+            warnings.append(NO_LONGER)
+        made = fresh(values | changes)
     # What was written is read as the hook will read it.
     config.parse(settings.OURS, made.encode())
     return made, warnings

@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "driver.load-kmods": True,
     "driver.root": "/",
     "features.ignore-imex-channel-requests": False,
+    "features.no-additional-gids-for-device-nodes": False,
     "log.file": "",
     "log.level": "warning",
     "prestart.no-cgroups": False,
@@ -44,6 +45,23 @@ DEFAULTS: dict[str, Any] = {
     "supported-driver-capabilities": list(CAPABILITIES),
     "swarm-resource": [],
 }
+
+
+# NVIDIA's runtime doesn't look at these in its modes auto, cdi and jit-cdi (toolkit 1.18 to 1.20); in legacy and csv it
+# does. Who has its file in force keeps what its containers are used to.
+NOT_ENFORCED = {
+    "compat.capabilities": "all",
+    "compat.requirements": "warn",
+    "compat.unknown-capability": "warn",
+}
+
+
+def of_runtime(configured: dict[str, Any], path: str | None, mode: str) -> dict[str, Any]:
+    """The settings in force in the runtime shim: what the file `path` sets over the defaults of this mode. The prestart
+    hook's are `of`'s in any case."""
+    if path == NVIDIAS and mode in ("auto", "cdi"):
+        return DEFAULTS | NOT_ENFORCED | configured
+    return DEFAULTS | configured
 
 
 def of(inventory: dict[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from cdi import cli, spec
-from hook import install
+from cdi import cli, inject, spec
+from hook import install, planner
 from tests import roots
-from tests.containers import hook
+from tests.containers import Bundle, hook
 from tests.needs import needs_path, needs_program
 from tests.simhost import SimulatedHost
-from tests.system.prestart import MULTIARCH, allowed, proc_hook, tree_of, visible
+from tests.system.prestart import MULTIARCH, allowed, nvhook, proc_hook, tree_of, visible
 from tests.system.shim import Shim, config, gpus
 
 pytestmark = needs_program("runc")
@@ -50,6 +50,19 @@ def settings(host: SimulatedHost) -> Any:
         path.unlink()
 
 
+@pytest.fixture
+def nvidias(host: SimulatedHost) -> Any:
+    """Likewise NVIDIA's."""
+    file = host.root / "etc/nvidia-container-runtime/config.toml"
+
+    def write(text: str) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    yield write
+    shutil.rmtree(file.parent, ignore_errors=True)
+
+
 # What a container gets
 
 
@@ -74,6 +87,34 @@ def test_capabilities_and_requirements_count(shim: Shim) -> None:
     bundle = shim.bundle("true", env=visible("0") | {"NVIDIA_REQUIRE_CUDA": "cuda>=99.0"})
     done = shim.run(bundle)
     assert done.returncode == 1 and "NVIDIA_REQUIRE_CUDA is not met" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["nvhook-runtime", "nvidia-container-runtime.cdi"])
+@pytest.mark.parametrize("mode", ["auto", "cdi", "jit-cdi", "csv"])
+def test_nvidias_file_in_modes_that_enforce_nothing(
+    prefix: Path, shim: Shim, host: SimulatedHost, nvidias: Any, name: str, mode: str
+) -> None:
+    """NVIDIA's runtime reads capabilities and requirements in neither, and the prestart hook in all."""
+    nvidias(f'[nvidia-container-runtime]\nmode = "{mode}"\n')
+    if name != shim.program.name:
+        shim = Shim(prefix, host, shim.folder, name)
+    env = visible("runtime.nvidia.com/gpu=0", "utility,bogus")
+    env |= {"NVIDIA_REQUIRE_CUDA": "cuda>=99.0", "NVIDIA_REQUIRE_X": "junk", "NVIDIA_REQUIRE_Y": "brand=none"}
+    script = "resolve libcuda.so.1"
+    bundle = shim.bundle(script, env=env, cgroup=None)
+    done = shim.run(bundle)
+    if mode == "csv" and name == "nvhook-runtime":
+        assert done.returncode == 1 and "unknown driver capabilities" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == f"libcuda.so.1 {MULTIARCH}/libcuda.so.1\n"
+        for text in ("bogus: ignored", "NVIDIA_REQUIRE_CUDA is not met", "NVIDIA_REQUIRE_X holds 'junk'"):
+            assert text in done.stderr
+    hooked = Bundle(
+        shim.folder / "hooked", bundle.root, ["/bin/true"], env=visible("0", "bogus"), prestart=nvhook(prefix, host)
+    )
+    done = hooked.run()
+    assert done.returncode == 1 and "unknown driver capabilities" in done.stderr
 
 
 def test_no_gpu_asked_for_leaves_everything_as_it_is(shim: Shim, host: SimulatedHost) -> None:
@@ -456,6 +497,97 @@ def test_names_go_through_files(shim: Shim, files: dict[str, Any]) -> None:
         assert json.loads(made["annotations"]["nvhook.request"]) == {"cdi": ["nvidia.com/gpu=1"]}
 
 
+def test_annotations_come_first(shim: Shim, settings: Any, files: dict[str, Any]) -> None:
+    """CUDA's images say `all`, and a pod is to have what its plugin chose."""
+    settings("accept-nvidia-visible-devices-as-volume-mounts = true\n")
+    mount = {"destination": "/var/run/nvidia-container-devices/0", "source": "/dev/null", "type": "bind"}
+    mount["options"] = ["bind"]  # type: ignore[assignment]
+    for env, mounts in ((visible("all"), []), ({"CUDA_VERSION": "11.0"}, []), ({}, [mount])):
+        annotations = {"cdi.k8s.io/plugin_1": "nvidia.com/gpu=1"}
+        bundle = shim.bundle("true", env=env, annotations=annotations, mounts=mounts)
+        assert shim.output(bundle) == []
+        assert {"/dev/nvidia0", "/dev/nvidia1"} & gpus(config(bundle)) == {"/dev/nvidia1"}
+        assert json.loads(config(bundle)["annotations"]["nvhook.request"]) == {"cdi": ["nvidia.com/gpu=1"]}
+
+
+def test_the_plan_has_every_edit(shim: Shim, files: dict[str, Any]) -> None:
+    """Those of a file, and those of the inventory: injected by CDI's rules they are what the runtime writes."""
+    for names in ("nvidia.com/gpu=1", "1", "0,nvidia.com/gpu=1"):
+        bundle = shim.bundle("true", env=visible(names))
+        bundle.write()
+        plan = planner.plan_runtime(str(bundle.folder), str(shim.host.root))
+        before = config(bundle)
+        assert shim.output(bundle) == []
+        after = config(bundle)
+        edits = dict(plan["edits"])
+        for kind in ("deviceNodes", "mounts"):
+            edits[kind] = [on_host(entry, shim.host.root) for entry in edits[kind]]
+        by_rules = inject.inject(before, [edits])
+        assert by_rules["linux"]["devices"] == after["linux"]["devices"]
+        assert by_rules["process"] == after["process"]
+        assert {m["destination"] for m in by_rules["mounts"]} == {m["destination"] for m in after["mounts"]}
+        assert by_rules.get("hooks") == after.get("hooks")
+        assert plan["annotations"] == {"nvhook.request": after["annotations"]["nvhook.request"]}
+        assert [gpu["index"] for gpu in plan["gpus"]] == {"nvidia.com/gpu=1": [], "1": [1], "0,nvidia.com/gpu=1": [0]}[
+            names
+        ]
+        # No mask is needed here, and none is promised.
+        assert plan["finish"].get("proc_mask") is None
+
+
+def on_host(entry: dict[str, Any], root: Path) -> dict[str, Any]:
+    """A node or mount of a plan, its host path as it is on this machine."""
+    path = str(entry.get("hostPath") or entry["path"])
+    return entry if path.startswith(str(root)) else entry | {"hostPath": f"{root}{path}"}
+
+
+def test_what_files_do_not_give_is_said(shim: Shim, files: dict[str, Any]) -> None:
+    env = visible("nvidia.com/gpu=1", "utility") | {"NVIDIA_GDS": "enabled", "NVIDIA_MOFED": "yes"}
+    env |= {"NVIDIA_IMEX_CHANNELS": "0", "NVIDIA_MIG_CONFIG_DEVICES": "all"}
+    done = shim.run(shim.bundle("true", env=env))
+    assert done.returncode == 0
+    said = [line for line in done.stderr.splitlines() if line]
+    reason = "is not obeyed: the devices are those of CDI files; ask for a device of `cdi generate --mode"
+    assert said == [
+        f"nvhook: warning: NVIDIA_IMEX_CHANNELS=0 {reason} imex`",
+        f"nvhook: warning: NVIDIA_GDS=enabled {reason} gds`",
+        f"nvhook: warning: NVIDIA_MIG_CONFIG_DEVICES=all {reason} management`",
+    ]
+
+
+def test_gpus_of_files_and_of_the_inventory_together(shim: Shim, settings: Any, files: dict[str, Any]) -> None:
+    """One GPU each: both are seen, with the file's mask, and with ours."""
+    seen = "ls /proc/driver/nvidia/gpus"
+    proc = proc_hook(str(shim.host.root / "proc/driver/nvidia"))
+    both = sorted(gpu.bus_id for gpu in shim.host.host.gpus)
+    for names in ("nvidia.com/gpu=0,1", "0,nvidia.com/gpu=1", "runtime.nvidia.com/gpu=0,nvidia.com/gpu=1"):
+        for rules in (None, [{"allow": True, "access": "rwm"}]):
+            others: dict[str, Any] = {} if rules is None else {"device_rules": rules}
+            bundle = shim.bundle(seen, env=visible(names), prestart=[proc], **others)
+            assert shim.output(bundle) == both
+            masking = [entry for entry in config(bundle)["hooks"]["createContainer"] if "--proc-mask" in entry["args"]]
+            assert len(masking) == 1
+
+
+def test_a_user_is_in_the_groups_of_nodes(prefix: Path, host: SimulatedHost, settings: Any, tmp_path: Path) -> None:
+    """Hosts where not everybody may open the nodes: the container's user is put into their group, unless forbidden."""
+    nodes = [host.root / f"dev/{name}" for name in ("nvidia0", "nvidiactl")]
+    for node in nodes:
+        os.chown(node, 0, 44)
+        node.chmod(0o660)
+    shim = Shim(prefix, host, tmp_path)
+    try:
+        for text, expected in (("", [44]), ("[features]\nno-additional-gids-for-device-nodes = true\n", None)):
+            settings(text)
+            bundle = shim.bundle("true", env=visible("0"))
+            assert shim.output(bundle) == []
+            assert config(bundle)["process"]["user"].get("additionalGids") == expected
+    finally:
+        for node in nodes:
+            os.chown(node, 0, 0)
+            node.chmod(0o666)
+
+
 def test_a_name_that_the_engine_has_put_in_is_done(shim: Shim, files: dict[str, Any]) -> None:
     annotations = {"cdi.k8s.io/plugin_1": "nvidia.com/gpu=1"}
     bundle = shim.bundle("true", annotations=annotations)
@@ -487,7 +619,8 @@ def test_mode_cdi(prefix: Path, shim: Shim, files: dict[str, Any]) -> None:
     assert forced.output(bundle) == ["/dev/nvidia1"]
     assert json.loads(config(bundle)["annotations"]["nvhook.request"]) == {"cdi": ["nvidia.com/gpu=1"]}
     done = forced.run(forced.bundle("true", env=visible("7")))
-    assert done.returncode == 1 and "unresolvable CDI devices: nvidia.com/gpu=7" in done.stderr
+    assert done.returncode == 1
+    assert "unresolvable CDI devices: nvidia.com/gpu=7; there are nvidia.com/gpu=0, nvidia.com/gpu=1" in done.stderr
 
 
 def test_names_alone_need_no_driver(prefix: Path, tmp_path: Path) -> None:

@@ -84,3 +84,11 @@ def test_the_launcher_knows_the_same_options() -> None:
         listed = re.search(rf"{name}\[\] = {{([^}}]*)}}", text)
         assert listed is not None
         assert re.findall(r'"([^"]*)"', listed.group(1)) == list(ours)
+
+
+@pytest.mark.parametrize("words", ["create --help", "run -h", "create abc --help", "--root /r create --bundle=/b -h"])
+def test_who_asks_for_help_makes_no_container(words: str) -> None:
+    given = arguments.parse(words.split())
+    assert not given.edits() and given.words == words.split()
+    assert arguments.parse(["create", "--bundle", "--help", "abc"]).edits()
+    assert arguments.parse(["create", "--", "--help"]).edits()

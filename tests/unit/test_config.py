@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdi.host import config, inventory, settings, store
+from cdi.host import config, configfile, inventory, settings, store
 from cdi.host.store import Options
 from hook import cli
 from ldcache import root
@@ -171,7 +171,7 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     ("features.disable-cuda-compat-lib-hook", "true", {}),
     ("features.disable-imex-channel-creation", "true", {}),
     ("features.ignore-imex-channel-requests", "true", {"features.ignore-imex-channel-requests": True}),
-    ("features.no-additional-gids-for-device-nodes", "true", {}),
+    ("features.no-additional-gids-for-device-nodes", "true", {"features.no-additional-gids-for-device-nodes": True}),
     ("nvidia-container-cli.debug", '"/var/log/cli.log"', {"log.file": "/var/log/cli.log", "log.level": "debug"}),
     ("nvidia-container-cli.environment", '["A=1"]', {}),
     ("nvidia-container-cli.ldcache", '"/etc/ld.so.cache"', {}),
@@ -235,10 +235,38 @@ def test_each_of_nvidias_keys_has_its_test() -> None:
     assert [key[0] for key in NVIDIA_KEYS] == list(config.NVIDIA)
 
 
-@pytest.mark.parametrize("mode", ["auto", "jit-cdi", "csv"])
-def test_nvidias_modes_that_look_at_the_host(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "expected"), [("auto", "auto"), ("jit-cdi", "auto"), ("csv", "csv")])
+def test_nvidias_modes_that_look_at_the_host(tmp_path: Path, mode: str, expected: str) -> None:
     text = f'[nvidia-container-runtime]\nmode = "{mode}"'
-    assert values(tmp_path, settings.NVIDIAS, text) == {"runtime.mode": "auto"}
+    assert values(tmp_path, settings.NVIDIAS, text) == {"runtime.mode": expected}
+    text, warnings = configfile.text(os.open(tmp_path, os.O_PATH), {})
+    assert 'mode = "auto"' in text and warnings == [configfile.NO_LONGER]
+
+
+@pytest.mark.parametrize(
+    ("path", "mode", "lenient"),
+    [
+        (settings.NVIDIAS, "auto", True),
+        (settings.NVIDIAS, "cdi", True),
+        (settings.NVIDIAS, "csv", False),
+        (settings.NVIDIAS, "legacy", False),
+        (settings.OURS, "auto", False),
+        (None, "auto", False),
+    ],
+)
+def test_the_runtimes_own_defaults(path: str | None, mode: str, lenient: bool) -> None:
+    """All other keys are the same, and what a file sets comes before any default."""
+    made = settings.of_runtime({"log.level": "info"}, path, mode)
+    assert {key: made[key] for key in settings.NOT_ENFORCED} == (
+        {"compat.capabilities": "all", "compat.requirements": "warn", "compat.unknown-capability": "warn"}
+        if lenient
+        else {"compat.capabilities": "honour", "compat.requirements": "enforce", "compat.unknown-capability": "error"}
+    )
+    others = {key for key in made if key not in settings.NOT_ENFORCED}
+    assert {key: made[key] for key in others} == {
+        key: value for key, value in settings.DEFAULTS.items() if key in others
+    } | {"log.level": "info"}
+    assert settings.of_runtime({"compat.requirements": "off"}, path, mode)["compat.requirements"] == "off"
 
 
 @pytest.mark.parametrize("mode", ["hook", "ldconfig", "mount"])
@@ -415,7 +443,7 @@ def test_nvidias_file_is_carried_over(tmp_path: Path, capsys: pytest.CaptureFixt
         "log.level": "info",
         "runtime.mode": "cdi",
     }
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == f"nvhook: warning: {configfile.NO_LONGER}\n"
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def ids(value: str) -> tuple[str, ...] | None | str:
         ("0,void", "no request"),
         ("0,none,all", ()),
         ("0,all,none", None),
-        ("ALL", ("ALL",)),
+        ("ALL", None),
     ],
 )
 def test_devices(value: str, expected: object) -> None:

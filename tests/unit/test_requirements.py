@@ -23,8 +23,7 @@ def host(version: str = "535.161.08", cuda: str | None = None, gpus: int = 1) ->
 def judge(expression: str, inventory: dict[str, Any] | None = None) -> requirements.Verdict:
     """The verdict on one expression for a host with driver 535, CUDA 12.2, and an H200."""
     inventory = inventory or host()
-    (verdict,) = requirements.check([("NVIDIA_REQUIRE_CUDA", expression)], inventory, inventory["gpus"])
-    return verdict
+    return requirements.judge("NVIDIA_REQUIRE_CUDA", expression, inventory, inventory["gpus"])
 
 
 @pytest.mark.parametrize(
