@@ -22,9 +22,10 @@ class Library:
     """Libraries of one stem: `libcuda` stands for libcuda.so.<driver version>.
 
     `also`: further groups whose libraries load this one. `links`: names that something opens and neither the
-    SONAME nor ldconfig makes. `since`: the driver branch that brought it. `expected`: a driver of that branch
-    without it is not whole. `own`: a pattern of its version where that is not the driver's; `beside`: such a
-    library comes from the driver, and so lies beside the driver's others.
+    SONAME nor ldconfig makes. `since`: the driver branch that brought it, or the first long-lived one that has it; none
+    where that is older than 470. `expected`: a driver of that branch without it is not whole. `own`: a pattern of its
+    version where that is not the driver's; `beside`: such a library comes from the driver, and so lies beside the
+    driver's others.
     """
 
     stem: str
@@ -54,11 +55,11 @@ LIBRARIES = (
     # Mesa's GBM opens <folder>/gbm/nvidia-drm_gbm.so.
     Library("libnvidia-allocator", "compute", also=("graphics",), links=("gbm/nvidia-drm_gbm.so",)),
     Library("libnvidia-compiler", "compute"),
-    Library("libnvidia-pkcs11", "compute"),
-    Library("libnvidia-pkcs11-openssl3", "compute"),
+    Library("libnvidia-pkcs11", "compute", since=535),
+    Library("libnvidia-pkcs11-openssl3", "compute", since=535),
     # The 470 branch has it as libnvidia-nvvm.so.4.0.0.
     Library("libnvidia-nvvm", "compute", since=470, expected=True, own=r"4\.0\.0", beside=True),
-    Library("libnvidia-nvvm70", "compute", own=NUMBER, beside=True),
+    Library("libnvidia-nvvm70", "compute", since=580, own=NUMBER, beside=True),
     Library("libnvidia-tileiras", "compute", since=590),
     Library("libvdpau_nvidia", "video"),
     Library("libnvidia-encode", "video"),
@@ -79,19 +80,19 @@ LIBRARIES = (
     Library("libGLESv1_CM_nvidia", "graphics"),
     Library("libnvidia-glvkspirv", "graphics"),
     Library("libnvidia-cbl", "graphics"),
-    Library("libnvidia-vulkan-producer", "graphics"),
-    Library("libnvidia-present", "graphics"),
-    Library("libnvidia-wayland-client", "graphics"),
-    Library("libnvidia-vksc-core", "graphics"),
+    Library("libnvidia-vulkan-producer", "graphics", since=535),
+    Library("libnvidia-present", "graphics", since=580),
+    Library("libnvidia-wayland-client", "graphics", since=535),
+    Library("libnvidia-vksc-core", "graphics", since=550),
     Library("libnvidia-gtk2", "graphics"),
     Library("libnvidia-gtk3", "graphics"),
-    Library("libnvidia-egl-gbm", "graphics", own=DOTTED),
+    Library("libnvidia-egl-gbm", "graphics", since=495, own=DOTTED),
     Library("libnvidia-egl-wayland", "graphics", own=DOTTED),
-    Library("libnvidia-egl-wayland2", "graphics", own=DOTTED),
-    Library("libnvidia-egl-xcb", "graphics", own=DOTTED),
-    Library("libnvidia-egl-xlib", "graphics", own=DOTTED),
+    Library("libnvidia-egl-wayland2", "graphics", since=580, own=DOTTED),
+    Library("libnvidia-egl-xcb", "graphics", since=570, own=DOTTED),
+    Library("libnvidia-egl-xlib", "graphics", since=570, own=DOTTED),
     # NVAPI for Linux; its file is named like its SONAME.
-    Library("libnvidia-api", "graphics", own=NUMBER, beside=True),
+    Library("libnvidia-api", "graphics", since=535, own=NUMBER, beside=True),
     Library("libnvidia-ngx", "ngx"),
 )
 

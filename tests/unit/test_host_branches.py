@@ -47,6 +47,20 @@ def install(top: Path, branch: Branch) -> SimulatedHost:
     return host
 
 
+def test_the_branch_that_brought_a_library() -> None:
+    """None says of a branch's library that it is newer, and of one that comes between two that it is older."""
+    seen: dict[str, tuple[int, int]] = {}
+    before = 0
+    for branch in driverbranches.BRANCHES:
+        number = int(branch.version.partition(".")[0])
+        for name in branch.sonames():
+            seen.setdefault(name.partition(".so")[0], (before, number))
+        before = number
+    for stem, (after, first) in seen.items():
+        since = table.BY_STEM[stem].since or 0
+        assert since <= first and (not after or since > after), stem
+
+
 @pytest.mark.parametrize("branch", driverbranches.BRANCHES, ids=lambda branch: str(branch.version))
 def test_every_file_of_a_branch(tmp_path: Path, branch: Branch) -> None:
     found = look(install(tmp_path, branch))
