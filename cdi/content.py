@@ -35,7 +35,7 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     several("--enable-hook", "PART", "do this part whatever is disabled", "--enable-hooks")
     several("--capabilities", "NAMES", "of NVIDIA_DRIVER_CAPABILITIES; default: all but compat32")
     several("--device-name-strategy", "HOW", f"{', '.join(generate.STRATEGIES)}; default: index and uuid")
-    several("--device-id", "ID", "an index, UUID or bus id, `all` or `none`; default: all", "--device-ids", "--device")
+    several("--device-id", "ID", "as in NVIDIA_VISIBLE_DEVICES; default: all", "--device-ids", "--device")
     several("--feature-flag", "NAME", f"of nvidia-ctk's: {', '.join(FLAGS)}", "--feature-flags")
     verb.add_argument("--no-all-device", action="store_true", help="no device `all`")
     verb.add_argument("--vendor", "--cdi-vendor", default="nvidia.com", help="default: nvidia.com")
