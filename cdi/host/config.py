@@ -88,6 +88,13 @@ def log_file(value: Any) -> str:
     return path
 
 
+def table(value: Any) -> dict[str, Any]:
+    """What keys lie in."""
+    if not isinstance(value, dict):
+        raise ValueError("a table")
+    return value
+
+
 def choice(*values: str) -> Convert:
     """One of a few words."""
 
@@ -208,9 +215,12 @@ def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
     except ValueError as error:
         raise NvhookError(f"{path} is no TOML: {error}", "repair the file, or remove it") from error
     known = {name: (name, key.convert) for name, key in KEYS.items()} if path == settings.OURS else NVIDIA
+    tables = {name[:at] for name in known for at, sign in enumerate(name) if sign == "."}
     values: dict[str, Any] = {}
     warnings = []
-    for name, value in flat(document, {known_name.rpartition(".")[0] for known_name in known}):
+    for name, value in flat(document, tables):
+        if name in tables:
+            judged(path, name, value, table)
         if name not in known:
             warnings.append(f"{path}: {name} is no key of it{suggestion(name, list(known))}")
             continue
@@ -242,12 +252,12 @@ def nvidias_log(values: dict[str, Any]) -> None:
         values["log.level"] = level if level in ("error", "warning", "info", "debug") else "info"
 
 
-def flat(table: dict[str, Any], tables: set[str], above: str = "") -> list[tuple[str, Any]]:
+def flat(document: dict[str, Any], tables: set[str], above: str = "") -> list[tuple[str, Any]]:
     """Names with dots and values. A table that no known key lies in is one unknown name, not many."""
     found: list[tuple[str, Any]] = []
-    for name, value in table.items():
+    for name, value in document.items():
         path = f"{above}{name}"
-        if isinstance(value, dict) and any(f"{known}.".startswith(f"{path}.") for known in tables):
+        if isinstance(value, dict) and path in tables:
             found += flat(value, tables, f"{path}.")
         else:
             found.append((path, value))

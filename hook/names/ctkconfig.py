@@ -98,10 +98,10 @@ def changed(path: str, text: str, words: list[str]) -> str:
             raise NvhookError(f"{name!a} is no key of {settings.NVIDIAS}{hint}", "`nvidia-ctk config default` has keys")
         *above, key = name.split(".")
         table = document
-        for part in above:
+        for depth, part in enumerate(above, 1):
             if part not in table:
                 table[part] = tomlkit.table()
-            table = table[part]
+            table = config.judged(path, ".".join(above[:depth]), table[part], config.table)
         if equals and value == "nil":
             table.pop(key, None)
         else:

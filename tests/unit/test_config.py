@@ -105,6 +105,8 @@ def test_our_keys(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
         ('log.file = "nvhook.log"', "it must be an absolute path of a file"),
         ('log.file = "/var/log/"', "it must be an absolute path of a file"),
         ('log.level = "trace"', "it must be one of error, warning, info, debug"),
+        ("compat = 7", "compat is 7; it must be a table"),
+        ("[[compat]]\nrequirements = 'off'", "compat is [{'requirements': 'off'}]; it must be a table"),
         ("disable-require = tru", "is no TOML"),
         ("a = 1\na = 2", "is no TOML"),
     ],
@@ -136,7 +138,6 @@ def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
         ('[compat]\nrequirement = "off"', "compat.requirement is no key of it; did you mean compat.requirements?"),
         ("no-cgroups = true", "no-cgroups is no key of it; did you mean prestart.no-cgroups?"),
         ("[nvidia-container-cli]\nroot = '/'", "nvidia-container-cli is no key of it"),
-        ("compat = 7", "compat is no key of it"),
         ("zzz = 1", "zzz is no key of it"),
     ],
 )
@@ -431,6 +432,30 @@ def test_what_set_refuses(tmp_path: Path, word: str, expected: str, capsys: pyte
     assert nvhook_config(tmp_path, "--set", word, "--in-place") == 1
     assert expected in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--set", "compat.requirements=warn"], ["--set", "disable-require"]])
+def test_a_value_where_a_table_belongs(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = place(tmp_path, settings.OURS, "compat = 3\n")
+    assert nvhook_config(tmp_path, *words, "--in-place") == 1
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error == f"nvhook: error: {settings.OURS}: compat is 3; it must be a table"
+    assert "docs/configuration.md" in remedy
+    assert file.read_text() == "compat = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nvidia-container-cli = true", "nvidia-container-cli"),
+        ("[nvidia-container-runtime]\nmodes = []", "nvidia-container-runtime.modes"),
+        ("[nvidia-container-runtime.modes]\nlegacy = 'x'", "nvidia-container-runtime.modes.legacy"),
+    ],
+)
+def test_a_value_where_nvidias_file_has_a_table(tmp_path: Path, text: str, name: str) -> None:
+    place(tmp_path, settings.NVIDIAS, text)
+    with pytest.raises(NvhookError, match=rf"^{settings.NVIDIAS}: {name} is .*; it must be a table$"):
+        read(tmp_path)
 
 
 def test_a_broken_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

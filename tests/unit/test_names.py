@@ -232,6 +232,10 @@ def test_a_broken_file_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureF
     assert ctk.main(["config", "-c", str(path), "--set", "disable-require", "-i"]) == 1
     assert f"{path} is no TOML" in capsys.readouterr().err
     assert path.read_text() == "[broken"
+    for text, name in (("nvidia-container-cli = 3", "nvidia-container-cli"), ("nvidia-container-cli.root = 3", "")):
+        path.write_text(text)
+        assert ctk.main(["config", "-c", str(path), "--set", "nvidia-container-cli.root=/x", "-i"]) == bool(name)
+        assert not name or f"error: {path}: {name} is 3; it must be a table" in capsys.readouterr().err
 
 
 # nvidia-container-cli
