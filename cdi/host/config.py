@@ -27,6 +27,14 @@ Convert = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Instead:
+    """What a value that means nothing is taken for, and the end of a warning that says so."""
+
+    value: Any
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """A key of our file: what it means, in a line, and how its value is read. ValueError says what it must be."""
 
@@ -142,13 +150,44 @@ def nvidias_mode(value: Any) -> str:
     return "auto" if mode in ("csv", "jit-cdi") else mode
 
 
-def forward_compatibility(value: Any) -> bool:
-    """NVIDIA's modes: but for `disabled`, each decides by the note in the image's library, as we do."""
-    return bool(choice("disabled", "hook", "ldconfig", "mount")(value) != "disabled")
+def forward_compatibility(value: Any) -> bool | Instead:
+    """NVIDIA's modes: but for `disabled`, each decides by the note in the image's library, as we do. A word that is no
+    mode, or none, NVIDIA's hook takes for `disabled`."""
+    mode = string(value)
+    if mode in ("disabled", "hook", "ldconfig", "mount"):
+        return mode != "disabled"
+    return Instead(False, "taken for disabled; the modes are disabled, hook, ldconfig, mount")
+
+
+def nvidias_log_file(value: Any) -> str | Instead:
+    """A path that is not absolute NVIDIA's programs take from wherever they are started; no start fails by it."""
+    path = string(value)
+    try:
+        return log_file(path)
+    except ValueError as error:
+        return Instead("", f"no log is written there; it must be {error}")
+
+
+# Hooks of NVIDIA's that a container can be without, by the settings that say so here. What the others do is done
+# without a hook.
+OPTIONAL_HOOKS: dict[str, tuple[str, Any]] = {
+    "disable-device-node-modification": ("shim.proc-mask", "never"),
+    "enable-cuda-compat": ("compat.forward-compatibility", False),
+}
+HOOKS = ("all", "chmod", "create-symlinks", "update-application-profile", "update-ldcache", *OPTIONAL_HOOKS)
+
+
+def hooks(value: Any) -> list[str] | Instead:
+    """Names of NVIDIA's hooks, or `all`."""
+    items = strings(value)
+    known = [item for item in items if item in HOOKS]
+    unknown = [item for item in items if item not in HOOKS]
+    return Instead(known, f"no hook is called {', '.join(unknown)}") if unknown else known
 
 
 # NVIDIA's keys: our own, where there is one, and how the value is read. None: what the key is about
-# does not exist here (no command line tool, no ldconfig).
+# does not exist here (no command line tool, no ldconfig). A key that stands for itself has more to do with others than
+# one name says (`merge`).
 NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "accept-nvidia-visible-devices-as-volume-mounts": ("accept-nvidia-visible-devices-as-volume-mounts", boolean),
     "accept-nvidia-visible-devices-envvar-when-unprivileged": (
@@ -165,7 +204,7 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "features.disable-imex-channel-creation": (None, boolean),
     "features.ignore-imex-channel-requests": ("features.ignore-imex-channel-requests", boolean),
     "features.no-additional-gids-for-device-nodes": (None, boolean),
-    "nvidia-container-cli.debug": ("log.file", log_file),
+    "nvidia-container-cli.debug": ("log.file", nvidias_log_file),
     "nvidia-container-cli.environment": (None, strings),
     "nvidia-container-cli.ldcache": (None, string),
     "nvidia-container-cli.ldconfig": (None, string),
@@ -175,7 +214,7 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "nvidia-container-cli.path": (None, string),
     "nvidia-container-cli.root": ("driver.root", folder),
     "nvidia-container-cli.user": (None, string),
-    "nvidia-container-runtime.debug": ("nvidia-container-runtime.debug", string),
+    "nvidia-container-runtime.debug": ("nvidia-container-runtime.debug", nvidias_log_file),
     "nvidia-container-runtime.log-level": ("nvidia-container-runtime.log-level", string),
     "nvidia-container-runtime.mode": ("runtime.mode", nvidias_mode),
     "nvidia-container-runtime.modes.cdi.annotation-prefixes": ("runtime.annotation-prefixes", strings),
@@ -183,7 +222,10 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "nvidia-container-runtime.modes.cdi.spec-dirs": ("runtime.spec-dirs", strings),
     "nvidia-container-runtime.modes.csv.compat-container-root": (None, string),
     "nvidia-container-runtime.modes.csv.mount-spec-path": (None, string),
-    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (None, strings),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (
+        "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks",
+        hooks,
+    ),
     "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (None, strings),
     "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("compat.forward-compatibility", forward_compatibility),
     "nvidia-container-runtime.runtimes": ("runtime.runtimes", strings),
@@ -208,13 +250,15 @@ def read(root_fd: int) -> dict[str, Any]:
     return {"source": None, "values": {}, "warnings": []}
 
 
-def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a file holds, by our names, and what it holds beside them. Raises NvhookError."""
+def parse(path: str, content: bytes, nvidias: bool | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a file holds, by our names, and warnings. Where `nvidias` doesn't say whose keys it has, its
+    path does. Raises NvhookError."""
+    nvidias = path == settings.NVIDIAS if nvidias is None else nvidias
     try:
         document = tomllib.loads(content.decode())
     except ValueError as error:
         raise NvhookError(f"{path} is no TOML: {error}", "repair the file, or remove it") from error
-    known = {name: (name, key.convert) for name, key in KEYS.items()} if path == settings.OURS else NVIDIA
+    known = NVIDIA if nvidias else {name: (name, key.convert) for name, key in KEYS.items()}
     tables = {name[:at] for name in known for at, sign in enumerate(name) if sign == "."}
     values: dict[str, Any] = {}
     warnings = []
@@ -226,10 +270,13 @@ def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
             continue
         ours, convert = known[name]
         converted = judged(path, name, value, convert)
+        if isinstance(converted, Instead):
+            warnings.append(f"{path}: {name} is {shown(value)}; {converted.text}")
+            converted = converted.value
         if ours is not None:
             values[ours] = converted
-    if path == settings.NVIDIAS:
-        nvidias_log(values)
+    if nvidias:
+        merge(values)
     return values, warnings
 
 
@@ -237,16 +284,23 @@ def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
 LEVELS = {"trace": "debug", "warn": "warning", "fatal": "error", "panic": "error"}
 
 
-def nvidias_log(values: dict[str, Any]) -> None:
-    """One log for the two that NVIDIA's programs write. That of the command line tool is for debugging, without a
-    level; the runtime's counts where there is no other, from its level on."""
+def merge(values: dict[str, Any]) -> None:
+    """Settings that come of several of NVIDIA's keys."""
     prefix = "nvidia-container-runtime."
-    runtimes = {name[len(prefix) :]: values.pop(name) for name in list(values) if name.startswith(prefix)}
+    of_runtime = {name[len(prefix) :]: values.pop(name) for name in list(values) if name.startswith(prefix)}
+    nvidias_log(values, of_runtime.get("debug", ""), of_runtime.get("log-level", "info"))
+    # In its other modes NVIDIA's runtime has no such hooks.
+    if values.get("runtime.mode", "auto") == "auto":
+        disabled = of_runtime.get("modes.jit-cdi.nvcdi-disable-hooks", [])
+        values |= dict(ours for hook, ours in OPTIONAL_HOOKS.items() if hook in disabled or "all" in disabled)
+
+
+def nvidias_log(values: dict[str, Any], file: str, level: str) -> None:
+    """One log for the two that NVIDIA's programs write. That of the command line tool is for debugging, without a
+    level; the runtime's, `file`, counts where there is no other, from its level on."""
     if values.get("log.file"):
         values["log.level"] = "debug"
-        return
-    file, level = runtimes.get("debug", ""), runtimes.get("log-level", "info")
-    if file.startswith("/") and log_file(file.rstrip("/")):
+    elif file:
         level = LEVELS.get(level, level)
         values["log.file"] = file
         values["log.level"] = level if level in ("error", "warning", "info", "debug") else "info"
@@ -277,5 +331,10 @@ def judged(path: str, name: str, value: Any, convert: Convert) -> Any:
     try:
         return convert(value)
     except ValueError as error:
-        what = f"{path}: {name} is {ascii(value)[:80]}; it must be {error}"
+        what = f"{path}: {name} is {shown(value)}; it must be {error}"
         raise NvhookError(what, f"write {name} as docs/configuration.md says") from error
+
+
+def shown(value: Any) -> str:
+    """A value as a message has it."""
+    return ascii(value)[:80]

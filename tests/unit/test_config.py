@@ -207,7 +207,11 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("nvidia-container-runtime.modes.csv.compat-container-root", '""', {}),
     ("nvidia-container-runtime.modes.csv.mount-spec-path", '"/etc/x.d"', {}),
-    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", '["all"]', {}),
+    (
+        "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks",
+        '["all"]',
+        {"compat.forward-compatibility": False, "shim.proc-mask": "never"},
+    ),
     ("nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags", "[]", {}),
     (
         "nvidia-container-runtime.modes.legacy.cuda-compat-mode",
@@ -246,6 +250,58 @@ def test_nvidias_modes_that_look_at_the_host(tmp_path: Path, mode: str) -> None:
 def test_nvidias_compat_modes(tmp_path: Path, mode: str) -> None:
     text = f'[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = "{mode}"'
     assert values(tmp_path, settings.NVIDIAS, text) == {"compat.forward-compatibility": True}
+
+
+@pytest.mark.parametrize("mode", ["", "Hook", "enabled"])
+def test_a_compat_mode_that_is_none_is_disabled(tmp_path: Path, mode: str) -> None:
+    """As in NVIDIA's hook, and no start fails."""
+    place(tmp_path, settings.NVIDIAS, f'[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = "{mode}"')
+    found = read(tmp_path)
+    assert found["values"] == {"compat.forward-compatibility": False}
+    key = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
+    assert found["warnings"] == [
+        f"{settings.NVIDIAS}: {key} is {mode!r}; taken for disabled; the modes are disabled, hook, ldconfig, mount"
+    ]
+
+
+@pytest.mark.parametrize("key", ["nvidia-container-cli", "nvidia-container-runtime"])
+@pytest.mark.parametrize("path", ["nvidia.log", "var/log/nvidia.log", "/var/log/"])
+def test_a_log_that_is_no_absolute_file_is_none(tmp_path: Path, key: str, path: str) -> None:
+    place(tmp_path, settings.NVIDIAS, f'[{key}]\ndebug = "{path}"')
+    found = read(tmp_path)
+    assert not found["values"].get("log.file")
+    expected = f"{key}.debug is {path!r}; no log is written there; it must be an absolute path of a file"
+    assert found["warnings"] == [f"{settings.NVIDIAS}: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "hooks", "expected"),
+    [
+        ("auto", ["enable-cuda-compat"], {"compat.forward-compatibility": False}),
+        (
+            "jit-cdi",
+            ["disable-device-node-modification"],
+            {"compat.forward-compatibility": True, "shim.proc-mask": "never"},
+        ),
+        ("jit-cdi", ["create-symlinks", "update-ldcache", "chmod"], {"compat.forward-compatibility": True}),
+        ("cdi", ["all"], {"compat.forward-compatibility": True}),
+        ("legacy", ["enable-cuda-compat"], {"compat.forward-compatibility": True}),
+    ],
+)
+def test_disabled_hooks(tmp_path: Path, mode: str, hooks: list[str], expected: dict[str, Any]) -> None:
+    """In the modes that make devices of what is on the host; NVIDIA's default file has a compat mode besides."""
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"\nmodes.jit-cdi.nvcdi-disable-hooks = {hooks}\n'
+    found = values(tmp_path, settings.NVIDIAS, text + 'modes.legacy.cuda-compat-mode = "ldconfig"')
+    del found["runtime.mode"]
+    assert found == expected
+
+
+def test_a_disabled_hook_that_is_none(tmp_path: Path) -> None:
+    text = '[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-disable-hooks = ["cuda-compat", "enable-cuda-compat"]'
+    place(tmp_path, settings.NVIDIAS, text)
+    found = read(tmp_path)
+    assert found["values"] == {"compat.forward-compatibility": False}
+    assert found["warnings"][0].endswith("; no hook is called cuda-compat")
 
 
 @pytest.mark.parametrize(
