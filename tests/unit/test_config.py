@@ -442,9 +442,11 @@ def test_set_and_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert read(tmp_path)["values"] == expected
 
 
-def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path) -> None:
+def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = '# mine\ndisable-require = false  # why not\n\n[compat]\n# and this\nrequirements="off"\n'
     file = place(tmp_path, settings.OURS, before)
+    assert nvhook_config(tmp_path) == 0
+    assert capsys.readouterr().out == before
     assert nvhook_config(tmp_path, "--in-place") == 0
     assert file.read_text() == before
     changes = ["--set=disable-require=true", "--set=driver.root=/drv", "--set=compat.capabilities=all"]
