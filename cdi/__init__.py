@@ -8,5 +8,7 @@ writes files, `generate` makes one of an inventory, `transform` moves one's path
 `jsontext` is JSON for code that runs while a container starts.
 """
 
-# pyproject.toml has the same (a test compares them); an inventory made by another version is made anew.
-VERSION = "0.1.0"
+import ldcache
+
+# An inventory made by another version is made anew.
+VERSION = ldcache.VERSION

@@ -80,7 +80,7 @@ ENTRIES = {
     "nvidia-cdi-hook": Entry(
         8,
         "the hooks that NVIDIA's CDI files name",
-        "nvidia-cdi-hook HOOK [OPTIONS] < STATE",
+        "nvidia-cdi-hook HOOK [OPTIONS] < STATE | nvidia-cdi-hook --help|--version",
         "CDI files on disk name this program. Its hooks have the arguments of NVIDIA's; one that is not known is "
         "warned of and succeeds, so that a file of a newer version goes on working.",
     ),
