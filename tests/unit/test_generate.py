@@ -661,6 +661,19 @@ def test_options_of_the_command(h200: SimulatedHost, capsys: pytest.CaptureFixtu
     assert {word for word in made["containerEdits"]["hooks"][0]["args"] if word[:2] == "--"} == {"--driver", "--link"}
 
 
+@needs_root
+def test_all_capabilities_are_all_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With 32-bit libraries, as `all` brings in a container; the default is a file for every container, without."""
+    host = build(tmp_path, Host(i386=True))
+    texts = []
+    for names in ([], ["--capabilities", "all"], ["--capabilities", "utility,all"]):
+        assert cli.main(["generate", "--host-root", str(host.root), "--hook-path", HOOK, *names]) == 0
+        texts.append(capsys.readouterr().out)
+    twin = f"/usr/lib/i386-linux-gnu/libcuda.so.{RELEASE}"
+    assert [twin in mounts(reader.parse(text)) for text in texts] == [False, True, True]
+    assert set(mounts(reader.parse(texts[0]))) < set(mounts(reader.parse(texts[1])))
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
