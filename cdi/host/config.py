@@ -9,6 +9,7 @@ may ask for, and a guess would be somebody's hole. A key that is not known is a 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -277,7 +278,20 @@ def parse(path: str, content: bytes, nvidias: bool | None = None) -> tuple[dict[
             values[ours] = converted
     if nvidias:
         merge(values)
+    far = off_line(content.decode(), values.get("swarm-resource", []))
+    if far:
+        warnings.append(
+            f"{path}: swarm-resource has {', '.join(far)} on another line, where no start looks; write all on the key's"
+        )
     return values, warnings
+
+
+def off_line(text: str, resources: list[str]) -> list[str]:
+    """Swarm resources that stand on no line with the key. A start of a container that asks for a GPU by nothing else
+    looks for them there, without reading TOML (`settings.names_swarm_resource`)."""
+    lines = [line for line in text.splitlines() if "swarm-resource" in line and not line.lstrip().startswith("#")]
+    words = {word for line in lines for word in re.split(r"[\s\"',=]+", line)}
+    return [name for name in resources if name not in words]
 
 
 # The words of NVIDIA's runtime that are not ours.

@@ -149,6 +149,30 @@ def test_unknown_keys_are_warned_of(tmp_path: Path, text: str, expected: str) ->
     assert warning.startswith(f"{settings.OURS}: {expected}")
 
 
+@pytest.mark.parametrize("path", [settings.OURS, settings.NVIDIAS])
+@pytest.mark.parametrize(
+    ("text", "far"),
+    [
+        ('swarm-resource = "A,B"', ""),
+        ('swarm-resource=["A","B"] # and so on', ""),
+        ('swarm-resource = [\n  "A",\n  "B"\n]', "A, B"),
+        ('swarm-resource = ["A",\n"B"]', "B"),
+        ('swarm-resource = """A,\nB"""', "B"),
+        ('# swarm-resource is A and B\nswarm-resource = ["A",\n"B"]', "B"),
+        ('swarm-resource = ["AB",\n"A", "B"]', "A, B"),
+    ],
+)
+def test_swarm_resources_on_other_lines(tmp_path: Path, path: str, text: str, far: str) -> None:
+    """Just those that a start does not see, where nothing else asks for a GPU, are warned of."""
+    place(tmp_path, path, text)
+    found = read(tmp_path)
+    names = found["values"]["swarm-resource"]
+    unseen = [name for name in names if not settings.names_swarm_resource(str(tmp_path), {name: "GPU-1"})]
+    assert ", ".join(unseen) == far
+    expected = f"{path}: swarm-resource has {far} on another line, where no start looks; write all on the key's"
+    assert found["warnings"] == ([expected] if far else [])
+
+
 # --- NVIDIA's
 
 
