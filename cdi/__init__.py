@@ -4,9 +4,12 @@
 The way of a file: `source` reads its bytes, `reader` parses YAML, `decode` makes a spec of the value, `validate`
 judges it by release (`versions`, `names`), `advice` warns; `report` is all of that for one file. `registry` finds
 devices in folders, `inject` puts them into a configuration, `annotations` are one way to ask for them. `spec`
-writes files, `generate` makes one of an inventory, `transform` moves one's paths. `cli` is the command `cdi`;
-`jsontext` is JSON for code that runs while a container starts.
+writes files, `generate` makes one of an inventory, `transform` moves one's paths. What an id names, `devices` says, and
+what a capability brings, `capabilities`, for files and for containers. `cli` is the command `cdi`; `jsontext`
+is JSON for code that runs while a container starts.
 """
 
-# pyproject.toml has the same (a test compares them); an inventory made by another version is made anew.
-VERSION = "0.1.0"
+import ldcache
+
+# An inventory made by another version is made anew.
+VERSION = ldcache.VERSION

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ldcache import VERSION
 from ldcache.errors import NvhookError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 def parser() -> argparse.ArgumentParser:
     """All verbs and their options."""
     top = argparse.ArgumentParser(prog="cdi", description="Container Device Interface files.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {VERSION}", help="print the version")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     add_generate(verbs.add_parser("generate", help="write a spec of this host's GPUs"))
     verbs.add_parser("check", help="whether the files say what the host is now", add_help=False)

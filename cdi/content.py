@@ -33,9 +33,9 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
     several("--disable-hook", "PART", "leave out a part of the hook's work, or `all`", "--disable-hooks")
     several("--enable-hook", "PART", "do this part whatever is disabled", "--enable-hooks")
-    several("--capabilities", "NAMES", "of NVIDIA_DRIVER_CAPABILITIES; default: all but compat32")
+    several("--capabilities", "NAMES", "of NVIDIA_DRIVER_CAPABILITIES, or `all`; default: all but compat32")
     several("--device-name-strategy", "HOW", f"{', '.join(generate.STRATEGIES)}; default: index and uuid")
-    several("--device-id", "ID", "an index, UUID or bus id, `all` or `none`; default: all", "--device-ids", "--device")
+    several("--device-id", "ID", "as in NVIDIA_VISIBLE_DEVICES; default: all", "--device-ids", "--device")
     several("--feature-flag", "NAME", f"of nvidia-ctk's: {', '.join(FLAGS)}", "--feature-flags")
     verb.add_argument("--no-all-device", action="store_true", help="no device `all`")
     verb.add_argument("--vendor", "--cdi-vendor", default="nvidia.com", help="default: nvidia.com")
@@ -77,14 +77,14 @@ def options_of(arguments: argparse.Namespace) -> generate.Options:
     if min(len(part) for part in kind.split("/", 1)) < 2:
         raise ValueError(f"{kind}: a vendor or class of one character crashes engines")
     granted = known("--capabilities", items(arguments.capabilities), (*settings.CAPABILITIES, "all"))
-    if not granted or "all" in granted:
-        granted = tuple(dict.fromkeys([*generate.CAPABILITIES, *(name for name in granted if name == "compat32")]))
+    if "all" in granted:
+        granted = settings.CAPABILITIES
     known("--feature-flag", sorted(flags(arguments)), FLAGS)
     strategies = known("--device-name-strategy", items(arguments.device_name_strategy), generate.STRATEGIES)
     return generate.Options(
         layout=(arguments.layout or "both") if arguments.no_hooks else None,
         parts=finish.chosen_parts(items(arguments.disable_hook), items(arguments.enable_hook)),
-        capabilities=granted,
+        capabilities=granted or generate.DEFAULTS.capabilities,
         strategies=strategies or generate.DEFAULTS.strategies,
         device_ids=tuple(items(arguments.device_id)) or None,
         all_device=not arguments.no_all_device,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cdi import capabilities, finish, hookless, reader, replacement, spec, versions
+from cdi import capabilities, devices, finish, hookless, reader, replacement, spec, versions
 from cdi.host import libraries, settings, store, table
 from ldcache.errors import NvhookError
 
@@ -37,7 +37,7 @@ NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a spec is to have. `layout` is one of hookless.LAYOUTS for a spec without a hook, else None; `parts` some of
-    finish.PARTS. `device_ids` are indexes, UUIDs or bus ids, or one of `all` and `none`; None means all. With
+    finish.PARTS. `device_ids` are ids as `devices.find` takes them, or one of `all` and `none`; None means all. With
     `numa` the devices carry their NUMA node in an annotation, which needs version 0.6.0; without `sockets` there is
     none, nor the MPS folder."""
 
@@ -65,8 +65,8 @@ def make(found: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> 
     if not any(node["role"] == "control" for node in inventory["nodes"]):
         raise NvhookError("/dev/nvidiactl is missing on the host", NO_NODE_REMEDY)
     edits = common(inventory, hook_path, options)
-    devices = _devices(inventory, options)
-    made: dict[str, Any] = {"cdiVersion": "", "kind": options.kind, "devices": devices, "containerEdits": edits}
+    offered = _devices(inventory, options)
+    made: dict[str, Any] = {"cdiVersion": "", "kind": options.kind, "devices": offered, "containerEdits": edits}
     made = spec.without_empty(made)
     return {"cdiVersion": versions.minimum_version(made), **made}
 
@@ -108,7 +108,7 @@ def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
     draws = "drm" in capabilities.gpu_roles(options.capabilities)
     return inventory | {
         "nodes": [node for node in inventory["nodes"] if draws or node["role"] != "drm"],
-        "gpus": _chosen_gpus(inventory, options.device_ids),
+        **_chosen(inventory, options.device_ids),
         "libraries": brought,
         "programs": [item for item in inventory["programs"] if item["capability"] in options.capabilities],
         "files": [item for item in inventory["files"] if item["capability"] in groups],
@@ -118,26 +118,27 @@ def chosen(inventory: dict[str, Any], options: Options) -> dict[str, Any]:
     }
 
 
-def _chosen_gpus(inventory: dict[str, Any], ids: tuple[str, ...] | None) -> list[dict[str, Any]]:
-    gpus: list[dict[str, Any]] = inventory["gpus"]
+def _chosen(inventory: dict[str, Any], ids: tuple[str, ...] | None) -> dict[str, list[dict[str, Any]]]:
+    """The GPUs and the MIG devices that are asked for: a MIG device brings its GPU, and a GPU all its MIG devices."""
+    gpus, mig = inventory["gpus"], inventory["mig"]
     if _everything(ids):
-        return gpus
-    if _nothing(ids):
-        return []
-    wanted = []
-    for name in ids or ():
-        gpu = next((gpu for gpu in gpus if name.lower() in _ids(gpu)), None)
-        if gpu is None:
-            valid = ", ".join(f"{gpu['index']} ({gpu['uuid'] or gpu['bus_id']})" for gpu in gpus) or "none"
-            raise NvhookError(
-                f"no GPU {name[:80]!a} on this host; there are {valid}", "give one of these to --device-id"
-            )
-        wanted.append(gpu["bus_id"])
-    return [gpu for gpu in gpus if gpu["bus_id"] in wanted]
+        return {"gpus": gpus, "mig": mig}
+    found = [] if _nothing(ids) else [_found(inventory, name) for name in ids or ()]
+    buses = {device.gpu["bus_id"] for device in found}
+    whole = {device.gpu["bus_id"] for device in found if device.mig is None}
+    parts = [device.mig for device in found if device.mig is not None]
+    return {
+        "gpus": [gpu for gpu in gpus if gpu["bus_id"] in buses],
+        "mig": [entry for entry in mig if entry["gpu"] in whole or entry in parts],
+    }
 
 
-def _ids(gpu: dict[str, Any]) -> tuple[str, ...]:
-    return str(gpu["index"]), str(gpu["uuid"]).lower(), gpu["bus_id"].lower()
+def _found(inventory: dict[str, Any], name: str) -> devices.Device:
+    try:
+        return devices.find(inventory, name)
+    except devices.UuidsUnknown as error:
+        what = f"cannot tell which GPU is {name[:80]!a}: neither the kernel nor NVML tells all UUIDs"
+        raise NvhookError(what, "run nvidia-smi on the host, or give the GPU's index to --device-id") from error
 
 
 def _everything(ids: tuple[str, ...] | None) -> bool:
@@ -153,8 +154,9 @@ def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
     """What the spec does not have although the host or a user may expect it, one line each."""
     lines = [f"GPU {fault['bus_id']} is left out: {fault['reason']}" for fault in found["faults"]]
     undivided = {gpu["bus_id"] for gpu in store.undivided(found)}
-    for gpu in _chosen_gpus(found, options.device_ids):
-        mine = _mig(found, gpu)
+    asked = _chosen(found, options.device_ids)
+    for gpu in asked["gpus"]:
+        mine = _mig(asked, gpu)
         if gpu["bus_id"] in undivided:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) is left out: it is in MIG mode and has no MIG device")
         elif not _gpu_nodes(found, gpu, options):
@@ -202,7 +204,7 @@ def _devices(inventory: dict[str, Any], options: Options) -> list[dict[str, Any]
     if not offers:
         reasons = "; ".join(left_out(inventory)) or "the driver has no GPU"
         raise NvhookError(f"no GPU to generate a spec for: {reasons}", "see `nvhook inventory`, lspci and dmesg")
-    devices = [
+    named = [
         _device(name, offer.nodes, _annotations(offer.gpu, options))
         for strategy in dict.fromkeys(options.strategies)
         for offer in offers
@@ -212,7 +214,7 @@ def _devices(inventory: dict[str, Any], options: Options) -> list[dict[str, Any]
     for offer in offers:
         every += [node for node in offer.nodes if node not in every]
     # A name by UUID may be all that was wanted, and none is known.
-    return [*devices, _device("all", every, {})] if options.all_device or not devices else devices
+    return [*named, _device("all", every, {})] if options.all_device or not named else named
 
 
 @dataclass(frozen=True, slots=True)

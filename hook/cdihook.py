@@ -13,8 +13,9 @@ import posix
 
 from hook import create_container, state
 from hook.create_container import Parts, pairs, warn
+from hook.start import say
 from hook.step import Step
-from ldcache import root
+from ldcache import VERSION, root
 from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 DEBUG = ("--debug", "--d")
 SWITCHES = (*DEBUG, "--quiet", "--q")
+ASKED = ("help", "--help", "--h", "--version", "--v")
 COMPAT = ("enable-cuda-compat", "cudacompat")
 VERBS = {
     "create-symlinks": ("--link",),
@@ -34,18 +36,26 @@ VERBS = {
     "update-application-profile": (),
     "chmod": ("--mode", "--path"),
 }
+USAGE = f"usage: nvidia-cdi-hook [--debug] VERB [OPTION VALUE]... < STATE; verbs: {', '.join(VERBS)}"
 PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk")
 LINK_REMEDY = "write --link TARGET::LINK, as the CDI file that `cdi generate` writes"
 
 
 def main(argv: list[str]) -> int:
-    """The hook. The container's state comes on stdin, or from the file that --container-spec names."""
+    """The hook. The container's state comes on stdin, or from the file that --container-spec names. What a person asks,
+    and a call without a verb, is no failure either: a CDI file may hold it."""
     words = list(argv)
     debug = any(long(word).partition("=")[0] in DEBUG for word in words)
     while words and long(words[0]).partition("=")[0] in SWITCHES:
         del words[0]
     verb = words[0] if words else ""
     if verb == "noop":
+        return 0
+    if long(verb) in ASKED:
+        print(f"nvhook {VERSION}" if "v" in verb else USAGE)
+        return 0
+    if not verb:
+        say(f"{USAGE}\n")
         return 0
     if verb not in VERBS:
         warn(f"nvidia-cdi-hook: {verb!a} is no hook that this version knows; nothing is done")

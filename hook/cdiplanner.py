@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from cdi import cli, finish, generate, inject
+from cdi import cli, devices, finish, generate, inject
 from cdi.host import inventory, settings, store
-from hook import bundle, create_container, request, requirements, selection, state
+from hook import bundle, create_container, request, requirements, state
 from hook.create_container import Parts
 from hook.plan import Plan
 from hook.planner import merged, nothing, open_rootfs
@@ -79,8 +79,8 @@ def device_names(known: dict[str, Any], wanted: request.Request) -> list[str]:
     names = []
     for one in wanted.ids:
         try:
-            device = selection.find(known, one)
-        except selection.UuidsUnknown as error:
+            device = devices.find(known, one)
+        except devices.UuidsUnknown as error:
             what = f"cannot tell which GPU is {one[:80]!a}: neither the kernel nor NVML tells all UUIDs"
             raise NvhookError(what, "run nvidia-smi on the host, or ask for the GPU by its index") from error
         index = str(device.gpu["index"])

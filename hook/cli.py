@@ -11,12 +11,14 @@ import json
 import sys
 from pathlib import Path
 
+from ldcache import VERSION
 from ldcache.errors import NvhookError
 
 
 def parser() -> argparse.ArgumentParser:
     """All verbs and their options."""
     top = argparse.ArgumentParser(prog="nvhook", description="Puts an NVIDIA GPU into an OCI container.")
+    top.add_argument("--version", action="version", version=f"%(prog)s {VERSION}", help="print the version")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB")
     for name, text in PASSED_ON.items():
         verbs.add_parser(name, help=text, add_help=False)

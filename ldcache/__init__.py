@@ -21,3 +21,6 @@ A container's cache becomes one that finds a driver's libraries so:
 Names are bytes throughout, as the kernel and the loader have them: a name that is no UTF-8 needs no care.
 Knows nothing of GPUs or containers.
 """
+
+# Of all of nvhook, here because every room may look into the lowest. pyproject.toml has the same; a test compares them.
+VERSION = "0.1.0"

@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from ldcache import build, cache, check, fold, text
+from ldcache import VERSION, build, cache, check, fold, text
 from ldcache.cache import Cache, InvalidLdCache
 from ldcache.errors import NvhookError
 from ldcache.merge import InvalidEntry
@@ -51,6 +51,7 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """All verbs and their options."""
     parser = argparse.ArgumentParser(prog="ldcache", description="Read and write glibc loader caches.")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}", help="print the version")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     show = _verb(verbs, "print", _print, "print a cache as `ldconfig -p` does", root=False)
     _add_like(show, "print what ldconfig of this glibc prints")

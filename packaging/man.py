@@ -80,7 +80,7 @@ ENTRIES = {
     "nvidia-cdi-hook": Entry(
         8,
         "the hooks that NVIDIA's CDI files name",
-        "nvidia-cdi-hook HOOK [OPTIONS] < STATE",
+        "nvidia-cdi-hook HOOK [OPTIONS] < STATE | nvidia-cdi-hook --help|--version",
         "CDI files on disk name this program. Its hooks have the arguments of NVIDIA's; one that is not known is "
         "warned of and succeeds, so that a file of a newer version goes on working.",
     ),
@@ -200,7 +200,8 @@ def configuration_page() -> str:
         lines += [".TP", f".B {escaped(name)}", escaped(f"{config.KEYS[name].text}; default: {shown}")]
     text = (
         f"{settings.OURS} is TOML; a key's part before the last dot is a table. Where the file is absent, NVIDIA's "
-        f"{settings.NVIDIAS} is obeyed. `nvhook config` prints the file in force and changes it."
+        f"{settings.NVIDIAS} is obeyed. `nvhook config` prints the file, or where there is none one with every key, "
+        "and changes it."
     )
     parts = {"DESCRIPTION": escaped(text), "KEYS": "\n".join(lines), "FILES": escaped(settings.OURS)}
     return page("nvhook-config.toml", 5, "configuration of nvhook", parts | {"SEE ALSO": "nvhook(1)"})

@@ -14,6 +14,7 @@ OURS = {
     "cdi.annotations",
     "cdi.capabilities",
     "cdi.decode",
+    "cdi.devices",
     "cdi.host",
     "cdi.host.fingerprint",
     "cdi.host.settings",

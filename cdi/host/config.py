@@ -9,6 +9,7 @@ may ask for, and a guess would be somebody's hole. A key that is not known is a 
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +25,14 @@ else:
     import tomli as tomllib
 
 Convert = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Instead:
+    """What a value that means nothing is taken for, and the end of a warning that says so."""
+
+    value: Any
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,13 @@ def log_file(value: Any) -> str:
     return path
 
 
+def table(value: Any) -> dict[str, Any]:
+    """What keys lie in."""
+    if not isinstance(value, dict):
+        raise ValueError("a table")
+    return value
+
+
 def choice(*values: str) -> Convert:
     """One of a few words."""
 
@@ -139,13 +155,44 @@ def nvidias_mode(value: Any) -> str:
     return "auto" if mode == "jit-cdi" else mode
 
 
-def forward_compatibility(value: Any) -> bool:
-    """NVIDIA's modes: but for `disabled`, each decides by the note in the image's library, as we do."""
-    return bool(choice("disabled", "hook", "ldconfig", "mount")(value) != "disabled")
+def forward_compatibility(value: Any) -> bool | Instead:
+    """NVIDIA's modes: but for `disabled`, each decides by the note in the image's library, as we do. A word that is no
+    mode, or none, NVIDIA's hook takes for `disabled`."""
+    mode = string(value)
+    if mode in ("disabled", "hook", "ldconfig", "mount"):
+        return mode != "disabled"
+    return Instead(False, "taken for disabled; the modes are disabled, hook, ldconfig, mount")
+
+
+def nvidias_log_file(value: Any) -> str | Instead:
+    """A path that is not absolute NVIDIA's programs take from wherever they are started; no start fails by it."""
+    path = string(value)
+    try:
+        return log_file(path)
+    except ValueError as error:
+        return Instead("", f"no log is written there; it must be {error}")
+
+
+# Hooks of NVIDIA's that a container can be without, by the settings that say so here. What the others do is done
+# without a hook.
+OPTIONAL_HOOKS: dict[str, tuple[str, Any]] = {
+    "disable-device-node-modification": ("shim.proc-mask", "never"),
+    "enable-cuda-compat": ("compat.forward-compatibility", False),
+}
+HOOKS = ("all", "chmod", "create-symlinks", "update-application-profile", "update-ldcache", *OPTIONAL_HOOKS)
+
+
+def hooks(value: Any) -> list[str] | Instead:
+    """Names of NVIDIA's hooks, or `all`."""
+    items = strings(value)
+    known = [item for item in items if item in HOOKS]
+    unknown = [item for item in items if item not in HOOKS]
+    return Instead(known, f"no hook is called {', '.join(unknown)}") if unknown else known
 
 
 # NVIDIA's keys: our own, where there is one, and how the value is read. None: what the key is about
-# does not exist here (no command line tool, no ldconfig).
+# does not exist here (no command line tool, no ldconfig). A key that stands for itself has more to do with others than
+# one name says (`merge`).
 NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "accept-nvidia-visible-devices-as-volume-mounts": ("accept-nvidia-visible-devices-as-volume-mounts", boolean),
     "accept-nvidia-visible-devices-envvar-when-unprivileged": (
@@ -162,7 +209,7 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "features.disable-imex-channel-creation": (None, boolean),
     "features.ignore-imex-channel-requests": ("features.ignore-imex-channel-requests", boolean),
     "features.no-additional-gids-for-device-nodes": ("features.no-additional-gids-for-device-nodes", boolean),
-    "nvidia-container-cli.debug": ("log.file", log_file),
+    "nvidia-container-cli.debug": ("log.file", nvidias_log_file),
     "nvidia-container-cli.environment": (None, strings),
     "nvidia-container-cli.ldcache": (None, string),
     "nvidia-container-cli.ldconfig": (None, string),
@@ -172,7 +219,7 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "nvidia-container-cli.path": (None, string),
     "nvidia-container-cli.root": ("driver.root", folder),
     "nvidia-container-cli.user": (None, string),
-    "nvidia-container-runtime.debug": ("nvidia-container-runtime.debug", string),
+    "nvidia-container-runtime.debug": ("nvidia-container-runtime.debug", nvidias_log_file),
     "nvidia-container-runtime.log-level": ("nvidia-container-runtime.log-level", string),
     "nvidia-container-runtime.mode": ("runtime.mode", nvidias_mode),
     "nvidia-container-runtime.modes.cdi.annotation-prefixes": ("runtime.annotation-prefixes", strings),
@@ -180,7 +227,10 @@ NVIDIA: dict[str, tuple[str | None, Convert]] = {
     "nvidia-container-runtime.modes.cdi.spec-dirs": ("runtime.spec-dirs", strings),
     "nvidia-container-runtime.modes.csv.compat-container-root": (None, string),
     "nvidia-container-runtime.modes.csv.mount-spec-path": (None, string),
-    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (None, strings),
+    "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": (
+        "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks",
+        hooks,
+    ),
     "nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": (None, strings),
     "nvidia-container-runtime.modes.legacy.cuda-compat-mode": ("compat.forward-compatibility", forward_compatibility),
     "nvidia-container-runtime.runtimes": ("runtime.runtimes", strings),
@@ -205,53 +255,81 @@ def read(root_fd: int) -> dict[str, Any]:
     return {"source": None, "values": {}, "warnings": []}
 
 
-def parse(path: str, content: bytes) -> tuple[dict[str, Any], list[str]]:
-    """The settings that a file holds, by our names, and what it holds beside them. Raises NvhookError."""
+def parse(path: str, content: bytes, nvidias: bool | None = None) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a file holds, by our names, and warnings. Where `nvidias` doesn't say whose keys it has, its
+    path does. Raises NvhookError."""
+    nvidias = path == settings.NVIDIAS if nvidias is None else nvidias
     try:
         document = tomllib.loads(content.decode())
     except ValueError as error:
         raise NvhookError(f"{path} is no TOML: {error}", "repair the file, or remove it") from error
-    known = {name: (name, key.convert) for name, key in KEYS.items()} if path == settings.OURS else NVIDIA
+    known = NVIDIA if nvidias else {name: (name, key.convert) for name, key in KEYS.items()}
+    tables = {name[:at] for name in known for at, sign in enumerate(name) if sign == "."}
     values: dict[str, Any] = {}
     warnings = []
-    for name, value in flat(document, {known_name.rpartition(".")[0] for known_name in known}):
+    for name, value in flat(document, tables):
+        if name in tables:
+            judged(path, name, value, table)
         if name not in known:
             warnings.append(f"{path}: {name} is no key of it{suggestion(name, list(known))}")
             continue
         ours, convert = known[name]
         converted = judged(path, name, value, convert)
+        if isinstance(converted, Instead):
+            warnings.append(f"{path}: {name} is {shown(value)}; {converted.text}")
+            converted = converted.value
         if ours is not None:
             values[ours] = converted
-    if path == settings.NVIDIAS:
-        nvidias_log(values)
+    if nvidias:
+        merge(values)
+    far = off_line(content.decode(), values.get("swarm-resource", []))
+    if far:
+        warnings.append(
+            f"{path}: swarm-resource has {', '.join(far)} on another line, where no start looks; write all on the key's"
+        )
     return values, warnings
+
+
+def off_line(text: str, resources: list[str]) -> list[str]:
+    """Swarm resources that stand on no line with the key. A start of a container that asks for a GPU by nothing else
+    looks for them there, without reading TOML (`settings.names_swarm_resource`)."""
+    lines = [line for line in text.splitlines() if "swarm-resource" in line and not line.lstrip().startswith("#")]
+    words = {word for line in lines for word in re.split(r"[\s\"',=]+", line)}
+    return [name for name in resources if name not in words]
 
 
 # The words of NVIDIA's runtime that are not ours.
 LEVELS = {"trace": "debug", "warn": "warning", "fatal": "error", "panic": "error"}
 
 
-def nvidias_log(values: dict[str, Any]) -> None:
-    """One log for the two that NVIDIA's programs write. That of the command line tool is for debugging, without a
-    level; the runtime's counts where there is no other, from its level on."""
+def merge(values: dict[str, Any]) -> None:
+    """Settings that come of several of NVIDIA's keys."""
     prefix = "nvidia-container-runtime."
-    runtimes = {name[len(prefix) :]: values.pop(name) for name in list(values) if name.startswith(prefix)}
+    of_runtime = {name[len(prefix) :]: values.pop(name) for name in list(values) if name.startswith(prefix)}
+    nvidias_log(values, of_runtime.get("debug", ""), of_runtime.get("log-level", "info"))
+    # In its other modes NVIDIA's runtime has no such hooks.
+    if values.get("runtime.mode", "auto") == "auto":
+        disabled = of_runtime.get("modes.jit-cdi.nvcdi-disable-hooks", [])
+        values |= dict(ours for hook, ours in OPTIONAL_HOOKS.items() if hook in disabled or "all" in disabled)
+
+
+def nvidias_log(values: dict[str, Any], file: str, level: str) -> None:
+    """One log for the two that NVIDIA's programs write. That of the command line tool is for debugging, without a
+    level; the runtime's, `file`, counts where there is no other, from its level on."""
     if values.get("log.file"):
         values["log.level"] = "debug"
-        return
-    file, level = runtimes.get("debug", ""), runtimes.get("log-level", "info")
-    if file.startswith("/") and log_file(file.rstrip("/")):
+    elif file:
         level = LEVELS.get(level, level)
         values["log.file"] = file
         values["log.level"] = level if level in ("error", "warning", "info", "debug") else "info"
 
 
-def flat(table: dict[str, Any], tables: set[str], above: str = "") -> list[tuple[str, Any]]:
+def flat(document: dict[str, Any], tables: set[str], above: str = "") -> list[tuple[str, Any]]:
     """Names with dots and values. A table that no known key lies in is one unknown name, not many."""
     found: list[tuple[str, Any]] = []
-    for name, value in table.items():
+    for name, value in document.items():
         path = f"{above}{name}"
-        if isinstance(value, dict) and any(f"{known}.".startswith(f"{path}.") for known in tables):
+        if isinstance(value, dict) and path in tables:
             found += flat(value, tables, f"{path}.")
         else:
             found.append((path, value))
@@ -271,5 +349,10 @@ def judged(path: str, name: str, value: Any, convert: Convert) -> Any:
     try:
         return convert(value)
     except ValueError as error:
-        what = f"{path}: {name} is {ascii(value)[:80]}; it must be {error}"
+        what = f"{path}: {name} is {shown(value)}; it must be {error}"
         raise NvhookError(what, f"write {name} as docs/configuration.md says") from error
+
+
+def shown(value: Any) -> str:
+    """A value as a message has it."""
+    return ascii(value)[:80]

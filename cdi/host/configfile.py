@@ -90,7 +90,7 @@ def change(word: str) -> tuple[str, Any]:
     key = config.KEYS.get(name)
     if key is None:
         hint = config.suggestion(name, list(config.KEYS))
-        raise NvhookError(f"{name!a} is no key of {settings.OURS}{hint}", "`nvhook config` prints all keys")
+        raise NvhookError(f"{name!a} is no key of {settings.OURS}{hint}", "docs/configuration.md has all keys")
     words = {"true": True, "false": False}
     plain: Any = words.get(value, value) if equals else True
     return name, config.judged("--set", name, plain, key.convert)

@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cdi import VERSION
+from cdi import VERSION, devices
 from cdi.host import store
-from hook import protection, selection
+from hook import protection
 from hook.names import containerconfigure
 from hook.request import Request
 from ldcache import root
@@ -197,8 +197,8 @@ def chosen(known: dict[str, Any], wanted: Request) -> tuple[set[str], list[dict[
     if wanted.ids is None:
         return {gpu["bus_id"] for gpu in known["gpus"]}, list(known.get("mig") or [])
     try:
-        found = [selection.find(known, name) for name in wanted.ids]
-    except selection.UuidsUnknown as error:
+        found = [devices.find(known, name) for name in wanted.ids]
+    except devices.UuidsUnknown as error:
         what = f"cannot tell which GPU is {', '.join(wanted.ids)}: the kernel does not tell all UUIDs"
         raise NvhookError(what, "run nvidia-smi on the host, or ask for the GPU by its index") from error
     return {device.gpu["bus_id"] for device in found}, [device.mig for device in found if device.mig is not None]

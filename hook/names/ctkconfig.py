@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     before = read(path)
     made = changed(path, before if before is not None else defaults(), arguments.set)
     # What is written is judged as nvhook will read it.
-    config.parse(settings.NVIDIAS, made.encode())
+    for warning in config.parse(path, made.encode(), nvidias=True)[1]:
+        print(f"nvidia-ctk: warning: {warning}", file=sys.stderr)
     if os.path.exists(settings.OURS) and path == settings.NVIDIAS:
         print(f"nvidia-ctk: warning: {settings.OURS} exists, so {path} has no effect", file=sys.stderr)
     write(path if arguments.in_place else arguments.output, made)
@@ -98,10 +99,10 @@ def changed(path: str, text: str, words: list[str]) -> str:
             raise NvhookError(f"{name!a} is no key of {settings.NVIDIAS}{hint}", "`nvidia-ctk config default` has keys")
         *above, key = name.split(".")
         table = document
-        for part in above:
+        for depth, part in enumerate(above, 1):
             if part not in table:
                 table[part] = tomlkit.table()
-            table = table[part]
+            table = config.judged(path, ".".join(above[:depth]), table[part], config.table)
         if equals and value == "nil":
             table.pop(key, None)
         else:
@@ -112,7 +113,7 @@ def changed(path: str, text: str, words: list[str]) -> str:
 def converted(name: str, value: str) -> Any:
     """The value as the key's kind asks: a list between colons or commas, a boolean, or the text."""
     kind = config.NVIDIA[name][1]
-    if kind is config.strings:
+    if kind in (config.strings, config.hooks):
         return [item for item in value.split(":" if ":" in value else ",") if item]
     return {"true": True, "false": False}.get(value, value) if kind is config.boolean else value
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdi import reader
+from ldcache import VERSION
 from tests import roots
 from tests.containers import Bundle, Hook, hook
 from tests.needs import needs_program
@@ -216,15 +217,34 @@ def test_forward_compatibility_by_the_cuda_version(names: Names, cuda: str, with
 # Verbs
 
 
-@pytest.mark.parametrize(
-    "words", [["time-travel", "--far", "1"], [], ["--frobnicate"], ["noop"], ["--debug", "noop"], ["help"]]
-)
+@pytest.mark.parametrize("words", [["time-travel", "--far", "1"], ["--frobnicate"], ["noop"], ["--debug", "noop"]])
 def test_unknown_verbs_are_no_error(names: Names, words: list[str]) -> None:
     """Nobody need give a state, and nothing is read."""
     command = [str(names.folder / "nvidia-cdi-hook"), *words]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
     assert ("is no hook that this version knows; nothing is done" in done.stderr) == ("noop" not in words)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdout", "stderr"),
+    [
+        (["--help"], "usage: nvidia-cdi-hook ", ""),
+        (["-h"], "usage: nvidia-cdi-hook ", ""),
+        (["--quiet", "help"], "usage: nvidia-cdi-hook ", ""),
+        (["--version"], f"nvhook {VERSION}\n", ""),
+        (["-v"], f"nvhook {VERSION}\n", ""),
+        ([], "", "usage: nvidia-cdi-hook "),
+    ],
+)
+@pytest.mark.parametrize("program", [["nvidia-cdi-hook"], ["nvidia-ctk", "hook"]])
+def test_what_a_person_asks(names: Names, program: list[str], words: list[str], stdout: str, stderr: str) -> None:
+    command = [str(names.folder / program[0]), *program[1:], *words]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    for said, expected in ((done.stdout, stdout), (done.stderr, stderr)):
+        assert said.startswith(expected) and bool(said) == bool(expected)
+        assert not expected.startswith("usage") or "update-ldcache" in said
 
 
 def test_links(names: Names) -> None:

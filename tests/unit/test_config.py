@@ -105,6 +105,8 @@ def test_our_keys(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
         ('log.file = "nvhook.log"', "it must be an absolute path of a file"),
         ('log.file = "/var/log/"', "it must be an absolute path of a file"),
         ('log.level = "trace"', "it must be one of error, warning, info, debug"),
+        ("compat = 7", "compat is 7; it must be a table"),
+        ("[[compat]]\nrequirements = 'off'", "compat is [{'requirements': 'off'}]; it must be a table"),
         ("disable-require = tru", "is no TOML"),
         ("a = 1\na = 2", "is no TOML"),
     ],
@@ -136,7 +138,6 @@ def test_a_file_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
         ('[compat]\nrequirement = "off"', "compat.requirement is no key of it; did you mean compat.requirements?"),
         ("no-cgroups = true", "no-cgroups is no key of it; did you mean prestart.no-cgroups?"),
         ("[nvidia-container-cli]\nroot = '/'", "nvidia-container-cli is no key of it"),
-        ("compat = 7", "compat is no key of it"),
         ("zzz = 1", "zzz is no key of it"),
     ],
 )
@@ -146,6 +147,30 @@ def test_unknown_keys_are_warned_of(tmp_path: Path, text: str, expected: str) ->
     assert found["values"] == {}
     (warning,) = found["warnings"]
     assert warning.startswith(f"{settings.OURS}: {expected}")
+
+
+@pytest.mark.parametrize("path", [settings.OURS, settings.NVIDIAS])
+@pytest.mark.parametrize(
+    ("text", "far"),
+    [
+        ('swarm-resource = "A,B"', ""),
+        ('swarm-resource=["A","B"] # and so on', ""),
+        ('swarm-resource = [\n  "A",\n  "B"\n]', "A, B"),
+        ('swarm-resource = ["A",\n"B"]', "B"),
+        ('swarm-resource = """A,\nB"""', "B"),
+        ('# swarm-resource is A and B\nswarm-resource = ["A",\n"B"]', "B"),
+        ('swarm-resource = ["AB",\n"A", "B"]', "A, B"),
+    ],
+)
+def test_swarm_resources_on_other_lines(tmp_path: Path, path: str, text: str, far: str) -> None:
+    """Just those that a start does not see, where nothing else asks for a GPU, are warned of."""
+    place(tmp_path, path, text)
+    found = read(tmp_path)
+    names = found["values"]["swarm-resource"]
+    unseen = [name for name in names if not settings.names_swarm_resource(str(tmp_path), {name: "GPU-1"})]
+    assert ", ".join(unseen) == far
+    expected = f"{path}: swarm-resource has {far} on another line, where no start looks; write all on the key's"
+    assert found["warnings"] == ([expected] if far else [])
 
 
 # --- NVIDIA's
@@ -206,7 +231,11 @@ NVIDIA_KEYS: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("nvidia-container-runtime.modes.csv.compat-container-root", '""', {}),
     ("nvidia-container-runtime.modes.csv.mount-spec-path", '"/etc/x.d"', {}),
-    ("nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks", '["all"]', {}),
+    (
+        "nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks",
+        '["all"]',
+        {"compat.forward-compatibility": False, "shim.proc-mask": "never"},
+    ),
     ("nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags", "[]", {}),
     (
         "nvidia-container-runtime.modes.legacy.cuda-compat-mode",
@@ -273,6 +302,58 @@ def test_the_runtimes_own_defaults(path: str | None, mode: str, lenient: bool) -
 def test_nvidias_compat_modes(tmp_path: Path, mode: str) -> None:
     text = f'[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = "{mode}"'
     assert values(tmp_path, settings.NVIDIAS, text) == {"compat.forward-compatibility": True}
+
+
+@pytest.mark.parametrize("mode", ["", "Hook", "enabled"])
+def test_a_compat_mode_that_is_none_is_disabled(tmp_path: Path, mode: str) -> None:
+    """As in NVIDIA's hook, and no start fails."""
+    place(tmp_path, settings.NVIDIAS, f'[nvidia-container-runtime.modes.legacy]\ncuda-compat-mode = "{mode}"')
+    found = read(tmp_path)
+    assert found["values"] == {"compat.forward-compatibility": False}
+    key = "nvidia-container-runtime.modes.legacy.cuda-compat-mode"
+    assert found["warnings"] == [
+        f"{settings.NVIDIAS}: {key} is {mode!r}; taken for disabled; the modes are disabled, hook, ldconfig, mount"
+    ]
+
+
+@pytest.mark.parametrize("key", ["nvidia-container-cli", "nvidia-container-runtime"])
+@pytest.mark.parametrize("path", ["nvidia.log", "var/log/nvidia.log", "/var/log/"])
+def test_a_log_that_is_no_absolute_file_is_none(tmp_path: Path, key: str, path: str) -> None:
+    place(tmp_path, settings.NVIDIAS, f'[{key}]\ndebug = "{path}"')
+    found = read(tmp_path)
+    assert not found["values"].get("log.file")
+    expected = f"{key}.debug is {path!r}; no log is written there; it must be an absolute path of a file"
+    assert found["warnings"] == [f"{settings.NVIDIAS}: {expected}"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "hooks", "expected"),
+    [
+        ("auto", ["enable-cuda-compat"], {"compat.forward-compatibility": False}),
+        (
+            "jit-cdi",
+            ["disable-device-node-modification"],
+            {"compat.forward-compatibility": True, "shim.proc-mask": "never"},
+        ),
+        ("jit-cdi", ["create-symlinks", "update-ldcache", "chmod"], {"compat.forward-compatibility": True}),
+        ("cdi", ["all"], {"compat.forward-compatibility": True}),
+        ("legacy", ["enable-cuda-compat"], {"compat.forward-compatibility": True}),
+    ],
+)
+def test_disabled_hooks(tmp_path: Path, mode: str, hooks: list[str], expected: dict[str, Any]) -> None:
+    """In the modes that make devices of what is on the host; NVIDIA's default file has a compat mode besides."""
+    text = f'[nvidia-container-runtime]\nmode = "{mode}"\nmodes.jit-cdi.nvcdi-disable-hooks = {hooks}\n'
+    found = values(tmp_path, settings.NVIDIAS, text + 'modes.legacy.cuda-compat-mode = "ldconfig"')
+    del found["runtime.mode"]
+    assert found == expected
+
+
+def test_a_disabled_hook_that_is_none(tmp_path: Path) -> None:
+    text = '[nvidia-container-runtime.modes.jit-cdi]\nnvcdi-disable-hooks = ["cuda-compat", "enable-cuda-compat"]'
+    place(tmp_path, settings.NVIDIAS, text)
+    found = read(tmp_path)
+    assert found["values"] == {"compat.forward-compatibility": False}
+    assert found["warnings"][0].endswith("; no hook is called cuda-compat")
 
 
 @pytest.mark.parametrize(
@@ -413,9 +494,11 @@ def test_set_and_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert read(tmp_path)["values"] == expected
 
 
-def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path) -> None:
+def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = '# mine\ndisable-require = false  # why not\n\n[compat]\n# and this\nrequirements="off"\n'
     file = place(tmp_path, settings.OURS, before)
+    assert nvhook_config(tmp_path) == 0
+    assert capsys.readouterr().out == before
     assert nvhook_config(tmp_path, "--in-place") == 0
     assert file.read_text() == before
     changes = ["--set=disable-require=true", "--set=driver.root=/drv", "--set=compat.capabilities=all"]
@@ -459,6 +542,30 @@ def test_what_set_refuses(tmp_path: Path, word: str, expected: str, capsys: pyte
     assert nvhook_config(tmp_path, "--set", word, "--in-place") == 1
     assert expected in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [[], ["--set", "compat.requirements=warn"], ["--set", "disable-require"]])
+def test_a_value_where_a_table_belongs(tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = place(tmp_path, settings.OURS, "compat = 3\n")
+    assert nvhook_config(tmp_path, *words, "--in-place") == 1
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert error == f"nvhook: error: {settings.OURS}: compat is 3; it must be a table"
+    assert "docs/configuration.md" in remedy
+    assert file.read_text() == "compat = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("nvidia-container-cli = true", "nvidia-container-cli"),
+        ("[nvidia-container-runtime]\nmodes = []", "nvidia-container-runtime.modes"),
+        ("[nvidia-container-runtime.modes]\nlegacy = 'x'", "nvidia-container-runtime.modes.legacy"),
+    ],
+)
+def test_a_value_where_nvidias_file_has_a_table(tmp_path: Path, text: str, name: str) -> None:
+    place(tmp_path, settings.NVIDIAS, text)
+    with pytest.raises(NvhookError, match=rf"^{settings.NVIDIAS}: {name} is .*; it must be a table$"):
+        read(tmp_path)
 
 
 def test_a_broken_file_is_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

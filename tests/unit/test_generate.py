@@ -495,6 +495,55 @@ def test_device_ids(pair: dict[str, Any]) -> None:
         generated(pair, device_ids=("7",))
 
 
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ("1:0",),
+        ("MIG-00010003-2222-3333-4444-555555555550",),
+        ("mig-00010003",),
+        ("MIG-GPU-00000001-2222-3333-4444-555555555555/3/0", "1:0"),
+    ],
+)
+def test_mig_devices_by_id(ids: tuple[str, ...]) -> None:
+    """By the same ids as in NVIDIA_VISIBLE_DEVICES: that device and no other, and nothing of the other GPUs."""
+    found = inventories.with_everything(inventories.inventory(3), (1, 2))
+    made = generated(found, device_ids=ids)
+    assert spec.device_names(made) == ["1:0", "MIG-00010003-2222-3333-4444-555555555550", "all"]
+    folder = "/dev/nvidia-caps/nvidia-cap"
+    paths = [entry["path"] for entry in made["devices"][-1]["containerEdits"]["deviceNodes"]]
+    assert paths == ["/dev/nvidia1", f"{folder}160", f"{folder}161"]
+    assert len(arguments(made, "--gpu")) == 1
+    assert generate.left_out(found, generate.Options(device_ids=ids)) == []
+
+
+def test_a_divided_gpu_by_id_is_all_its_mig_devices() -> None:
+    found = inventories.with_everything(inventories.inventory(3), (1, 2))
+    for ids in (("1",), ("1:0", "GPU-00000001"), ("0000:07:00.0",)):
+        made = generated(found, device_ids=ids, strategies=("index",))
+        assert spec.device_names(made) == ["1:0", "1:1", "1:2", "all"]
+
+
+def test_a_mig_device_without_its_nodes_alone() -> None:
+    found = inventories.with_everything(inventories.inventory(2), (1,))
+    found["mig"][0]["nodes"] = []
+    with pytest.raises(NvhookError, match=r"no GPU to generate a spec for: MIG device 1:0 \(gi 3, ci 0\) is left out"):
+        generated(found, device_ids=("1:0",))
+    assert generate.left_out(found, generate.Options(device_ids=("1:1",))) == []
+
+
+def test_ids_that_are_none() -> None:
+    found = inventories.with_everything(inventories.inventory(9), tuple(range(9)))
+    for name in ("0:9", "MIG-ffff", "MIG-GPU-00000001/9/9", "GPU-ffff"):
+        with pytest.raises(NvhookError, match=r"^no GPU '.*' on this host; there are 0 \(GPU-") as caught:
+            generated(found, device_ids=(name,))
+        assert " 0:0 (MIG-" in caught.value.what and caught.value.what.endswith(", and 12 more")
+    with pytest.raises(NvhookError, match="'GPU-0000' is the beginning of more than one UUID"):
+        generated(found, device_ids=("GPU-0000",))
+    found["gpus"][3]["uuid"] = None
+    with pytest.raises(NvhookError, match="cannot tell which GPU is 'GPU-ffff'"):
+        generated(found, device_ids=("GPU-ffff",))
+
+
 def test_a_kind_of_ones_own(pair: dict[str, Any]) -> None:
     assert generated(pair, kind="k8s.example.com/gpu")["kind"] == "k8s.example.com/gpu"
 
@@ -610,6 +659,19 @@ def test_options_of_the_command(h200: SimulatedHost, capsys: pytest.CaptureFixtu
     made = reader.parse(capsys.readouterr().out)
     assert (made["kind"], spec.device_names(made)) == ("example.com/gpu", ["gpu0", UUID])
     assert {word for word in made["containerEdits"]["hooks"][0]["args"] if word[:2] == "--"} == {"--driver", "--link"}
+
+
+@needs_root
+def test_all_capabilities_are_all_where_they_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With 32-bit libraries, as `all` brings in a container; the default is a file for every container, without."""
+    host = build(tmp_path, Host(i386=True))
+    texts = []
+    for names in ([], ["--capabilities", "all"], ["--capabilities", "utility,all"]):
+        assert cli.main(["generate", "--host-root", str(host.root), "--hook-path", HOOK, *names]) == 0
+        texts.append(capsys.readouterr().out)
+    twin = f"/usr/lib/i386-linux-gnu/libcuda.so.{RELEASE}"
+    assert [twin in mounts(reader.parse(text)) for text in texts] == [False, True, True]
+    assert set(mounts(reader.parse(texts[0]))) < set(mounts(reader.parse(texts[1])))
 
 
 @pytest.mark.parametrize(

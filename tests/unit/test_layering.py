@@ -59,6 +59,7 @@ READS_FILES = {"cdi.annotations", "cdi.inject", "cdi.registry"}
 READS_THE_INVENTORY = {
     "cdi",
     "cdi.capabilities",
+    "cdi.devices",
     "cdi.host.fingerprint",
     "cdi.host.settings",
     "cdi.host.store",

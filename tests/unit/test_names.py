@@ -226,12 +226,29 @@ def test_a_wrong_key_or_value_changes_nothing(
     assert not path.exists()
 
 
+def test_what_means_nothing_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.toml"
+    runtime = "nvidia-container-runtime.modes"
+    words = [f"{runtime}.legacy.cuda-compat-mode=fast", f"{runtime}.jit-cdi.nvcdi-disable-hooks=all,chmod"]
+    assert ctk.main(["config", "-c", str(path), "-i", *(word for one in words for word in ("--set", one))]) == 0
+    out, err = capsys.readouterr()
+    assert (out, err.splitlines()[0].partition(";")[0]) == (
+        "",
+        f"nvidia-ctk: warning: {path}: {runtime}.legacy.cuda-compat-mode is 'fast'",
+    )
+    assert 'nvcdi-disable-hooks = ["all", "chmod"]' in path.read_text()
+
+
 def test_a_broken_file_is_named_and_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[broken")
     assert ctk.main(["config", "-c", str(path), "--set", "disable-require", "-i"]) == 1
     assert f"{path} is no TOML" in capsys.readouterr().err
     assert path.read_text() == "[broken"
+    for text, name in (("nvidia-container-cli = 3", "nvidia-container-cli"), ("nvidia-container-cli.root = 3", "")):
+        path.write_text(text)
+        assert ctk.main(["config", "-c", str(path), "--set", "nvidia-container-cli.root=/x", "-i"]) == bool(name)
+        assert not name or f"error: {path}: {name} is 3; it must be a table" in capsys.readouterr().err
 
 
 # nvidia-container-cli
