@@ -15,6 +15,7 @@ from hook.engines import containerd, crio, docker, files, k3s, lowlevel, managed
 from hook.engines.files import Change, Host
 from hook.engines.registration import HOOK, RUNTIME, Plan, Registration
 from hook.engines.settings import Edit
+from hook.start import one_line
 from ldcache.errors import NvhookError
 
 ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {
@@ -42,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--status", action="store_true", help="tell which engines have nvhook; 3 if one has not read it yet")
     add("--json", action="store_true", help="with --status: as a list of JSON objects")
     add("--dry-run", action="store_true", help="print a diff, and change nothing")
-    add("--force", action="store_true", help="replace another runtime of that name; ignore the GPU operator")
+    add("--force", action="store_true", help="replace, or remove, another runtime of that name; ignore the operator")
     add("--config", type=absolute, metavar="FILE", help="the engine's file, where it is not the usual one")
     add("--runtime-path", type=absolute, metavar="FILE", help=f"default: the installed {RUNTIME}")
     add("--root", default="/", metavar="DIR", help="the folder that stands for the host's /")
@@ -85,6 +86,7 @@ def registration(host: Host, arguments: argparse.Namespace) -> Registration:
         cdi=arguments.cdi,
         hook=installed(host, HOOK, arguments.remove) if arguments.hook else None,
         config=arguments.config,
+        removing=arguments.remove,
     )
 
 
@@ -176,8 +178,14 @@ def remove(host: Host, arguments: argparse.Namespace, wanted: Registration) -> i
     if host.is_real():
         managed.refuse_rootless(host, arguments.engine, arguments.config)
     plan = ENGINES[arguments.engine](host, wanted)
+    left = {} if arguments.force else {edit.path: files.foreign(host, edit, wanted.name) for edit in plan.edits}
+    for line in [*plan.shadowed, *plan.foreign, *(line for lines in left.values() for line in lines)]:
+        print(one_line(f"{arguments.engine}: {line}: left alone"))
     # The other way round: what refers to a file goes before it.
-    changes = [(edit, files.removed(host, edit, wanted.name)) for edit in reversed(plan.edits)]
+    changes = [
+        (edit, files.kept(host, edit) if left.get(edit.path) else files.removed(host, edit, wanted.name))
+        for edit in reversed(plan.edits)
+    ]
     changed = [(edit, change) for edit, change in changes if change.new != change.old]
     if arguments.dry_run:
         print("".join(change.diff() for _, change in changed), end="")

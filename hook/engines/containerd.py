@@ -147,7 +147,7 @@ def _settings(config: Config, cri: Keys, wanted: Registration, base: dict[str, A
         options["Runtime"] = wanted.runtime
     entry = {**inherited, "runtime_type": base.get("runtime_type", RUNC), "options": options}
     above = (*cri, "containerd")
-    conflict = other_path(wanted.runtime, "options", "BinaryName")
+    conflict = other_path(wanted, "options", "BinaryName")
     default = Setting((*above, "default_runtime_name"), wanted.name, dangling=True)
     # containerd 1.7 knows it; 2.0 has it on.
     cdi = Setting((*cri, "enable_cdi"), True)
@@ -168,7 +168,7 @@ def _replacing(config: Config, cri: Keys, version: int, wanted: Registration, bo
     keys = (*cri, "containerd", "runtimes", wanted.name, "options", "BinaryName")
     having = [path for path, value in config.files.items() if find(value, cri) is not None]
     last = having[-1] if having else config.path
-    paths = [last, *(path for path in having if path != last and find(config.files[path], keys) == wanted.runtime)]
+    paths = [last, *(path for path in having if path != last and wanted.is_ours(find(config.files[path], keys)))]
     head: list[Setting | Item] = [] if version == 1 else [Setting(("version",), version, head=True)]
     return [Edit(path, TomlText, [*head, *both[0]], both[1]) for path in paths]
 
@@ -192,7 +192,7 @@ def _look_for_others(made: Plan, config: Config, cri: Keys, wanted: Registration
     paths = [path for path in config.files if path != own]
     for path in paths:
         there = find(config.files[path], (*cri, "containerd", "runtimes", wanted.name))
-        reason = None if there is None else other_path(wanted.runtime, "options", "BinaryName")(there)
+        reason = None if there is None else other_path(wanted, "options", "BinaryName")(there)
         if reason is not None:
             later = path != config.path and path > own
             (made.foreign if later else made.shadowed).append(f"{path}: the runtime {wanted.name} {reason}")

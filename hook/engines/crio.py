@@ -28,7 +28,7 @@ def plan(host: Host, wanted: Registration) -> Plan:
     for path in files(host, main, own):
         value = TomlText(path, host.read(path) or "").value()
         there = find(value, (*RUNTIMES, wanted.name))
-        reason = None if there is None else other_path(wanted.runtime, "runtime_path")(there)
+        reason = None if there is None else other_path(wanted, "runtime_path")(there)
         if reason is not None:
             (made.foreign if path != main and path > own else made.shadowed).append(
                 f"{path}: the runtime {wanted.name} {reason}"
@@ -37,7 +37,7 @@ def plan(host: Host, wanted: Registration) -> Plan:
         default = find(value, DEFAULT) or default
     base = _base(runtimes, default, wanted)
     entry = {**base, "runtime_path": wanted.runtime, "runtime_type": "oci"}
-    conflict = other_path(wanted.runtime, "runtime_path")
+    conflict = other_path(wanted, "runtime_path")
     switch = Setting(DEFAULT, wanted.name, dangling=True)
     settings: list[Setting | Item] = [Setting((*RUNTIMES, wanted.name), entry, own=True, conflict=conflict)]
     settings += [switch] if wanted.set_default else []

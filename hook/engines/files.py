@@ -154,6 +154,21 @@ def added(host: Host, edit: Edit) -> Change:
     return Change(edit.path, old, old if new == (old or "") else new)
 
 
+def foreign(host: Host, edit: Edit, name: str) -> list[str]:
+    """What somebody else has under our keys: no record says that it was put there for the runtime `name`.
+    Raises NvhookError."""
+    found = edit.conflicts(host.read(edit.path) or "")
+    record = Record.read(host, edit.path) if found else None
+    known = edit.conflicts(record.after or "") if record is not None and name in record.names else []
+    return [line for line in found if line not in known]
+
+
+def kept(host: Host, edit: Edit) -> Change:
+    """That a file stays as it is; `take_out` forgets what its record says of the runtime all the same."""
+    old = host.read(edit.path)
+    return Change(edit.path, old, old)
+
+
 def removed(host: Host, edit: Edit, name: str) -> Change:
     """What taking an edit out changes. Raises NvhookError."""
     old = host.read(edit.path)

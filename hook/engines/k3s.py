@@ -23,6 +23,7 @@ TOP = "/var/lib/rancher"
 BASE = '{{ template "base" . }}\n'
 TEMPLATES = {2: "config.toml.tmpl", 3: "config-v3.toml.tmpl"}
 BLOCK = re.compile(r"\n?# nvhook (\S+): begin\n(.*?)# nvhook \1: end\n", re.DOTALL)
+BINARY = re.compile(r'BinaryName = "(.*)"$', re.MULTILINE)
 RUNC = {"k3s": "data/current/bin/runc", "rke2": "bin/runc"}
 
 
@@ -73,13 +74,13 @@ def plan(host: Host, wanted: Registration, engine: str) -> Plan:
     if engine == "rke2":
         made.restart = "systemctl restart rke2-server, or rke2-agent"
     there = find(value, ("plugins", plugin, "containerd", "runtimes", wanted.name))
-    reason = None if there is None else other_path(wanted.runtime, "options", "BinaryName")(there)
+    reason = None if there is None else other_path(wanted, "options", "BinaryName")(there)
     old = BlockText(template, host.read(template) or "")
     if reason is not None and wanted.name not in old.value():
         # Twice the same table is no TOML, and containerd would not start.
         made.foreign.append(f"{made_last}: the runtime {wanted.name} {reason}")
     body = _body(plugin, wanted)
-    conflict = _conflict(wanted.runtime)
+    conflict = _conflict(wanted)
     made.edits = [Edit(template, BlockText, [Setting((wanted.name,), body, own=True, conflict=conflict)])]
     if wanted.set_default:
         line = f"default-runtime: {wanted.name}"
@@ -98,5 +99,10 @@ def _body(plugin: str, wanted: Registration) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _conflict(runtime: str) -> Callable[[Any], str | None]:
-    return lambda there: None if f'BinaryName = "{runtime}"\n' in there else "is a block with another runtime"
+def _conflict(wanted: Registration) -> Callable[[Any], str | None]:
+    def conflict(there: Any) -> str | None:
+        program = BINARY.search(there)
+        ours = program is not None and wanted.is_ours(program.group(1))
+        return None if ours else "is a block with another runtime"
+
+    return conflict

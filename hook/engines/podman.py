@@ -22,7 +22,8 @@ def plan(host: Host, wanted: Registration) -> Plan:
     """What podman needs."""
 
     def conflict(there: Any) -> str | None:
-        return None if there == [wanted.runtime] else f"is the runtime {there}"
+        program = there[0] if isinstance(there, list) and len(there) == 1 else None
+        return None if wanted.is_ours(program) else f"is the runtime {there}"
 
     runtime = Setting(("engine", "runtimes", wanted.name), [wanted.runtime], own=True, conflict=conflict)
     default = Setting(("engine", "runtime"), wanted.name, dangling=True)

@@ -179,3 +179,73 @@ def test_status_of_a_host_at_rest(node: Node, capsys: pytest.CaptureFixture[str]
         f"podman reads {PODMAN}: has nvhook as nvidia",
     ]
     assert node.configure() == 2
+
+
+NVIDIAS = "/usr/bin/nvidia-container-runtime"
+FOREIGN = {
+    "docker": (
+        "/etc/docker/daemon.json",
+        f'{{"default-runtime":"nvidia","runtimes":{{"nvidia":{{"path":"{NVIDIAS}"}}}}}}',
+        "runtimes.nvidia",
+    ),
+    "containerd": (
+        "/etc/containerd/config.toml",
+        'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]\n'
+        f'BinaryName = "{NVIDIAS}"\n',
+        "plugins.io.containerd.grpc.v1.cri.containerd.runtimes.nvidia",
+    ),
+    "crio": (CRIO, f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{NVIDIAS}"\n', "crio.runtime.runtimes.nvidia"),
+    "podman": (PODMAN, f'[engine.runtimes]\nnvidia = ["{NVIDIAS}"]\n', "engine.runtimes.nvidia"),
+}
+
+
+@pytest.mark.parametrize("engine", FOREIGN)
+def test_somebody_elses_runtime_is_not_taken_out(node: Node, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, text, key = FOREIGN[engine]
+    node.place(path, text)
+    state = node.state()
+    assert node.configure(engine, "--remove") == 0
+    said = capsys.readouterr().out
+    assert f"{engine}: {path}: {key} is the runtime " in said
+    assert NVIDIAS in said and ": left alone\n" in said
+    assert node.state() == state
+    assert node.configure(engine, "--remove", "--force") == 0
+    assert "left alone" not in capsys.readouterr().out
+    left = node.text(path) if (node.folder / path[1:]).exists() else ""
+    assert NVIDIAS not in left
+    assert left == {"docker": "{}", "containerd": "version = 2\n"}.get(engine, "")
+
+
+@pytest.mark.parametrize("engine", FOREIGN)
+def test_ours_goes_wherever_it_was_installed_and_without_a_record(node: Node, engine: str) -> None:
+    path, text, _ = FOREIGN[engine]
+    node.place(path, text.replace(NVIDIAS, "/usr/local/bin/nvhook-runtime"))
+    assert node.configure(engine, "--remove") == 0
+    assert "nvidia" not in (node.text(path) if (node.folder / path[1:]).exists() else "")
+
+
+@pytest.mark.parametrize("engine", FOREIGN)
+def test_what_somebody_put_in_the_place_of_ours_stays(node: Node, engine: str) -> None:
+    path, text, _ = FOREIGN[engine]
+    assert node.configure(engine, "--runtime-path", "/opt/x/launcher") == 0
+    node.place(path, text)
+    assert node.configure(engine, "--remove") == 0
+    assert node.text(path) == text
+    # That ours was there is forgotten.
+    assert node.configure(engine, "--force") == node.configure(engine, "--remove") == 0
+    assert node.text(path) == text
+
+
+@pytest.mark.parametrize("path", ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/99-zz.conf"])
+def test_crio_tells_what_another_file_has(node: Node, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    node.place(path, FOREIGN["crio"][1])
+    assert node.configure("crio", "--remove") == 0
+    said = [f"crio: {path}: the runtime nvidia is the runtime {NVIDIAS}: left alone", "crio: unchanged"]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_a_default_that_is_not_ours_stays(node: Node) -> None:
+    """dockerd may have its runtimes as arguments."""
+    node.place("/etc/docker/daemon.json", '{"default-runtime": "nvidia"}')
+    assert node.configure("docker", "--remove") == 0
+    assert node.text("/etc/docker/daemon.json") == '{"default-runtime": "nvidia"}'
