@@ -204,11 +204,11 @@ def tell(host: Host, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(status.as_json(found), indent=2))
     else:
-        print("\n".join(row.line() for row in found) or "no engine runs here or has a file")
+        print("\n".join(one_line(row.line()) for row in found) or "no engine runs here or has a file")
     return 3 if any(row.problem for row in found) else 0
 
 
 def warn(lines: list[str]) -> None:
     """Warnings on stderr."""
     for line in lines:
-        print(f"nvhook: warning: {line}", file=sys.stderr)
+        print(f"nvhook: warning: {one_line(line)}", file=sys.stderr)

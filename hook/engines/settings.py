@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hook.engines.tomlfile import find
-
-Keys = tuple[str, ...]
+from hook.engines.values import Keys, find
 
 
 class Text(Protocol):
