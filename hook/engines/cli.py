@@ -27,6 +27,9 @@ ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {
     "rke2": k3s.plan_of("rke2"),
 }
 
+# Those that read hook files.
+HOOKED = ("podman", "crio")
+
 # docker's and containerd's own rule is about as wide; a name is a file's too.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
 
@@ -65,16 +68,28 @@ def absolute(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook configure`. Raises NvhookError."""
+    wrong = wrong_use(arguments)
+    if wrong is not None:
+        print(f"nvhook configure: {wrong}", file=sys.stderr)
+        return 2
     with Host(arguments.root) as host:
         if arguments.status:
             return tell(host, arguments)
-        if arguments.engine is None:
-            print("nvhook configure: name an engine, or give --status", file=sys.stderr)
-            return 2
         wanted = registration(host, arguments)
         if arguments.remove:
             return remove(host, arguments, wanted)
         return configure(host, arguments, wanted)
+
+
+def wrong_use(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with options that don't go together."""
+    if arguments.engine is None and not arguments.status:
+        return "name an engine, or give --status"
+    if arguments.json and not arguments.status:
+        return "--json goes with --status"
+    if arguments.hook and arguments.engine not in HOOKED:
+        return f"--hook goes with {' and '.join(HOOKED)}: no other engine has hook files"
+    return None
 
 
 def registration(host: Host, arguments: argparse.Namespace) -> Registration:
@@ -125,7 +140,8 @@ def configure(host: Host, arguments: argparse.Namespace, wanted: Registration) -
     refuse_conflicts(host, arguments, plan, changes)
     changed = [(edit, change) for edit, change in changes if change.new != change.old]
     if arguments.dry_run:
-        print("".join(change.diff() for _, change in changed), end="")
+        show(engine, [change for _, change in changed])
+        warn(plan.notes)
         return 0
     for edit, change in changed:
         files.put_in(host, edit, change, wanted.name)
@@ -146,8 +162,15 @@ def refuse_conflicts(host: Host, arguments: argparse.Namespace, plan: Plan, chan
         raise NvhookError(plan.foreign[0], f"take it out there, or give the runtime another name than {arguments.name}")
     found = plan.shadowed + [line for edit, change in changes for line in edit.conflicts(change.old or "")]
     if found and not arguments.force:
-        print("".join(change.diff() for _, change in changes), end="")
+        show(arguments.engine, [change for _, change in changes])
         raise NvhookError(found[0], "give --force to replace it as shown, or --name for another name")
+
+
+def show(engine: str, changes: list[Change]) -> None:
+    """A diff for people, in what letters stdout has."""
+    text = "".join(change.diff() for change in changes) or f"{engine}: unchanged\n"
+    encoding = sys.stdout.encoding
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end="")
 
 
 def keep_lowlevel(host: Host, wanted: Registration, plan: Plan) -> None:
@@ -188,7 +211,7 @@ def remove(host: Host, arguments: argparse.Namespace, wanted: Registration) -> i
     ]
     changed = [(edit, change) for edit, change in changes if change.new != change.old]
     if arguments.dry_run:
-        print("".join(change.diff() for _, change in changed), end="")
+        show(arguments.engine, [change for _, change in changed])
         return 0
     for edit, change in changes:
         files.take_out(host, edit, change, wanted.name)

@@ -61,7 +61,7 @@ class Config:
 
 def _matching(host: Host, folder: str, pattern: str) -> list[str]:
     path = os.path.normpath(os.path.join(folder, pattern))
-    if "*" not in path:
+    if "*" not in path or "\0" in path:
         return [path]
     top = host.folder.rstrip("/")
     return [found[len(top) :] for found in sorted(glob.glob(glob.escape(top) + path))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,47 @@ def test_a_dry_run_shows_what_would_change(node: Node, capsys: pytest.CaptureFix
     assert [line for line in lines[2:] if line.startswith("-")] == ['-  "runtimes": {"other": {"path": "/o"}}']
     assert len([line for line in lines[2:] if line.startswith("+")]) == 1
     assert node.state() == state
+
+
+def test_a_dry_run_says_all_that_the_run_would(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.place("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n")
+    assert node.configure("k3s", "--set-default", "--dry-run") == 0
+    printed = capsys.readouterr()
+    assert "+# nvhook nvidia: begin" in printed.out and "default-runtime: nvidia" in printed.err
+    assert node.configure("docker") == 0
+    capsys.readouterr()
+    assert node.configure("docker", "--dry-run") == 0
+    assert capsys.readouterr().out == "docker: unchanged\n"
+    assert node.configure("docker", "--remove", "--name", "other", "--dry-run") == 0
+    assert capsys.readouterr().out == "docker: unchanged\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["docker", "--json"], "--json goes with --status"),
+        (["--json"], "name an engine, or give --status"),
+        (["docker", "--hook"], "--hook goes with podman and crio"),
+        (["containerd", "--hook", "--remove"], "--hook goes with podman and crio"),
+        (["k3s", "--hook"], "--hook goes with podman and crio"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    node: Node, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = node.state()
+    assert node.configure(*words) == 2
+    assert said in capsys.readouterr().err
+    assert node.state() == state
+
+
+def test_a_diff_has_what_letters_stdout_has(node: Node, tree: Path) -> None:
+    node.place("/etc/docker/daemon.json", '{"label": "é"}')
+    words = [sys.executable, "-m", "hook", "configure", "docker", "--dry-run", "--root", str(node.folder)]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '-{"label": "\\xe9"}' in done.stdout
 
 
 def test_another_runtime_of_that_name_needs_force(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
