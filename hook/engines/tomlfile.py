@@ -34,7 +34,8 @@ class TomlText:
             value: dict[str, Any] = tomlkit.parse(text).unwrap()
         except (tomlkit.exceptions.TOMLKitError, ValueError) as error:
             # Of a key that stands twice tomlkit tells no line.
-            raise NvhookError(f"{self.path} is no TOML: {error}", REMEDY) from error
+            why = _at_end(text) if _is_end(error, text) else str(error)
+            raise NvhookError(f"{self.path} is no TOML: {why}", REMEDY) from error
         except RecursionError as error:
             raise too_deep(self.path) from error
         return bounded(value, self.path)
@@ -131,6 +132,19 @@ class TomlText:
         if head.strip():
             head += line
         return head + line.join(_table(keys, value)) + line
+
+
+def _is_end(error: Exception, text: str) -> bool:
+    """Whether the text ended where more had to come. Behind the end tomlkit sees a NUL, and has no true column."""
+    import tomlkit.exceptions
+
+    ended = isinstance(error, tomlkit.exceptions.UnexpectedEofError)
+    return ended or ("\0" not in text and "'\\x00'" in str(error))
+
+
+def _at_end(text: str) -> str:
+    line = text.count("\n", 0, -1) + 1
+    return f"the file ends too early, in line {line}"
 
 
 def _table(keys: Keys, value: dict[str, Any]) -> list[str]:

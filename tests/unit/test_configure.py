@@ -200,6 +200,47 @@ def test_a_link_stays_one(node: Node) -> None:
     assert "nvhook-runtime" in (node.folder / "opt/site/daemon.json").read_text()
 
 
+@pytest.mark.parametrize("target", ["/opt/site/daemon.json", "../../opt/site/daemon.json", "link"])
+def test_a_link_that_leads_nowhere_yet_stays_one_too(node: Node, target: str) -> None:
+    node.daemon_json.parent.mkdir(parents=True)
+    node.daemon_json.symlink_to(target)
+    (node.daemon_json.parent / "link").symlink_to("/opt/site/daemon.json")
+    (node.folder / "opt/site").mkdir(parents=True)
+    file = node.folder / "opt/site/daemon.json"
+    assert node.configure("docker") == 0
+    assert node.daemon_json.is_symlink() and "nvhook-runtime" in file.read_text()
+    assert node.configure("docker", "--remove") == 0
+    assert node.daemon_json.is_symlink() and os.readlink(node.daemon_json) == target
+    assert not file.exists() and file.parent.is_dir()
+
+
+def test_a_link_into_a_folder_that_is_not_there(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.daemon_json.parent.mkdir(parents=True)
+    node.daemon_json.symlink_to("/opt/site/daemon.json")
+    for words in ([], ["--dry-run"], ["--force"]):
+        assert node.configure("docker", *words) == 1
+        said = "/etc/docker/daemon.json is a link to /opt/site/daemon.json, whose folder is not there"
+        assert said in capsys.readouterr().err
+    assert node.configure("docker", "--remove") == 0
+    assert node.daemon_json.is_symlink() and not (node.folder / "opt").exists()
+    assert not (node.folder / "var").exists()
+    node.daemon_json.unlink()
+    node.daemon_json.symlink_to("daemon.json")
+    assert node.configure("docker") == 1
+    assert "cannot read /etc/docker/daemon.json" in capsys.readouterr().err
+    assert node.daemon_json.is_symlink()
+
+
+def test_a_folder_that_is_a_link_leads_inside_the_root(node: Node, tmp_path_factory: pytest.TempPathFactory) -> None:
+    (node.folder / "etc").mkdir()
+    outside = tmp_path_factory.mktemp("outside")
+    (node.folder / "etc/docker").symlink_to(outside)
+    (node.folder / str(outside)[1:]).mkdir(parents=True)
+    assert node.configure("docker") == 0
+    assert list(outside.iterdir()) == []
+    assert (node.folder / str(outside)[1:] / "daemon.json").exists()
+
+
 @pytest.mark.parametrize("path", ["/run/nvidia/validations/toolkit-ready", "/usr/local/nvidia/toolkit/nvidia-ctk"])
 def test_a_node_of_the_operator_is_left_alone(node: Node, path: str, capsys: pytest.CaptureFixture[str]) -> None:
     node.place(path, "")
