@@ -6,9 +6,15 @@ from __future__ import annotations
 
 import sys
 
+from ldcache.output import until_closed
+
 
 def main() -> int:
     """The exit status of the command."""
+    return until_closed(_run)
+
+
+def _run() -> int:
     if sys.argv[1:2] != ["check"]:
         from cdi import cli
 

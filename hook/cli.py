@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ldcache import VERSION
 from ldcache.errors import NvhookError
+from ldcache.output import until_closed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -57,6 +58,11 @@ PASSED_ON = {
 def main(argv: list[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed, 2 usage, 3 stale or unhealthy."""
     words = sys.argv[1:] if argv is None else argv
+    return until_closed(lambda: run(words))
+
+
+def run(words: list[str]) -> int:
+    """The exit status of a verb and its options."""
     try:
         if words and words[0] in PASSED_ON:
             return pass_on(words[0], words[1:])

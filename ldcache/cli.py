@@ -24,6 +24,7 @@ from ldcache import VERSION, build, cache, check, fold, text
 from ldcache.cache import Cache, InvalidLdCache
 from ldcache.errors import NvhookError
 from ldcache.merge import InvalidEntry
+from ldcache.output import until_closed
 from ldcache.rules import Rules, Version, ldconfig_version, version_of
 from ldcache.tree import Tree, opened
 
@@ -33,19 +34,17 @@ DEFAULT_CONFIGURATION = "/etc/ld.so.conf"
 
 def main(argv: list[str] | None = None) -> int:
     """Run `ldcache`. 0 done, 1 failed, 3 something found by `check`; argparse leaves with 2 on wrong usage."""
+    return until_closed(lambda: _run(argv))
+
+
+def _run(argv: list[str] | None) -> int:
     arguments = parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        status = run(arguments)
-        sys.stdout.flush()
+        return run(arguments)
     except NvhookError as error:
         print(f"nvhook: error: {_shown(error.what)}\n  remedy: {_shown(error.remedy)}", file=sys.stderr)
         return 1
-    except BrokenPipeError:
-        # The reader has seen enough. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return status
 
 
 def parser() -> argparse.ArgumentParser:

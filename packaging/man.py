@@ -8,8 +8,10 @@ Pages of hot entries, which have no such parser, are in ENTRIES below.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -85,6 +87,10 @@ ENTRIES = {
         "warned of and succeeds, so that a file of a newer version goes on working.",
     ),
 }
+# Names, and values that no parser lists, at the beginning of a help text.
+LITERALS = ("config-file", "index", "libcuda", "nvhook's")
+# Names at the beginning of a command's description.
+PROPER = ("Container Device Interface", "NVIDIA")
 # Further names of a page.
 ALIASES = {
     "ldcache.1": "nvhook-ldcache.1",
@@ -129,7 +135,8 @@ def command_page(name: str, parser: argparse.ArgumentParser, others: list[str]) 
     parts["COMMANDS"] = "\n".join(commands(parser, parser.prog))
     parts["EXIT STATUS"] = escaped(STATUS)
     parts["SEE ALSO"] = ", ".join(f"{escaped(other)}(1)" for other in others)
-    return page(name, 1, summary[:1].lower() + summary[1:], parts)
+    first = summary[:1] if summary.startswith(PROPER) else summary[:1].lower()
+    return page(name, 1, first + summary[1:], parts)
 
 
 def synopsis(parser: argparse.ArgumentParser) -> str:
@@ -176,8 +183,27 @@ def value_of(action: argparse.Action) -> str:
 
 
 def sentence(text: str) -> str:
-    """A line of help as a sentence."""
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    """A line of help as a sentence. What is typed as it stands keeps its small letter."""
+    word = re.split(r"[\s,;:]", text, maxsplit=1)[0]
+    named = text[len(word) :].startswith((",", ";", ":", " or ", " and ")) and word in values()
+    first = text[:1] if named or word in LITERALS else text[:1].upper()
+    return f"{first}{text[1:]}." if text else ""
+
+
+@functools.cache
+def values() -> set[str]:
+    """What some option of some command can be given, of those that list it."""
+    return {str(value) for parser in parsers() for value in choices(parser)}
+
+
+def choices(parser: argparse.ArgumentParser) -> Iterator[object]:
+    """The choices of all options of a parser, and of the verbs below it."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for verb in action.choices.values():
+                yield from choices(verb)
+        else:
+            yield from action.choices or ()
 
 
 def entry_page(name: str, entry: Entry) -> str:
@@ -207,13 +233,18 @@ def configuration_page() -> str:
     return page("nvhook-config.toml", 5, "configuration of nvhook", parts | {"SEE ALSO": "nvhook(1)"})
 
 
+def parsers() -> tuple[argparse.ArgumentParser, ...]:
+    """Of all commands that have one."""
+    return (cli.parser(), cdi_cli.parser(), ldcache_cli.parser(), ctk.parser(), containercli.parser())
+
+
 def pages() -> dict[str, str]:
     """All pages by file name."""
-    parsers = (cli.parser(), cdi_cli.parser(), ldcache_cli.parser(), ctk.parser(), containercli.parser())
+    made_of = parsers()
     # `cdi` and `ldcache` are names that other packages may have pages for.
-    names = [f"nvhook-{parser.prog}" if parser.prog in ("cdi", "ldcache") else parser.prog for parser in parsers]
+    names = [f"nvhook-{parser.prog}" if parser.prog in ("cdi", "ldcache") else parser.prog for parser in made_of]
     made = {"nvhook-config.toml.5": configuration_page()}
-    for name, parser in zip(names, parsers, strict=True):
+    for name, parser in zip(names, made_of, strict=True):
         made[f"{name}.1"] = command_page(name, parser, [other for other in names if other != name])
     for name, entry in ENTRIES.items():
         made[f"{name}.{entry.section}"] = entry_page(name, entry)

@@ -15,6 +15,7 @@ from hook.engines import containerd, crio, docker, files, k3s, lowlevel, managed
 from hook.engines.files import Change, Host
 from hook.engines.registration import HOOK, RUNTIME, Plan, Registration
 from hook.engines.settings import Edit
+from hook.start import one_line
 from ldcache.errors import NvhookError
 
 ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {
@@ -25,6 +26,9 @@ ENGINES: dict[str, Callable[[Host, Registration], Plan]] = {
     "k3s": k3s.plan_of("k3s"),
     "rke2": k3s.plan_of("rke2"),
 }
+
+# Those that read hook files.
+HOOKED = ("podman", "crio")
 
 # docker's and containerd's own rule is about as wide; a name is a file's too.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*", re.ASCII)
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--status", action="store_true", help="tell which engines have nvhook; 3 if one has not read it yet")
     add("--json", action="store_true", help="with --status: as a list of JSON objects")
     add("--dry-run", action="store_true", help="print a diff, and change nothing")
-    add("--force", action="store_true", help="replace another runtime of that name; ignore the GPU operator")
+    add("--force", action="store_true", help="replace, or remove, another runtime of that name; ignore the operator")
     add("--config", type=absolute, metavar="FILE", help="the engine's file, where it is not the usual one")
     add("--runtime-path", type=absolute, metavar="FILE", help=f"default: the installed {RUNTIME}")
     add("--root", default="/", metavar="DIR", help="the folder that stands for the host's /")
@@ -64,16 +68,28 @@ def absolute(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """`nvhook configure`. Raises NvhookError."""
+    wrong = wrong_use(arguments)
+    if wrong is not None:
+        print(f"nvhook configure: {wrong}", file=sys.stderr)
+        return 2
     with Host(arguments.root) as host:
         if arguments.status:
             return tell(host, arguments)
-        if arguments.engine is None:
-            print("nvhook configure: name an engine, or give --status", file=sys.stderr)
-            return 2
         wanted = registration(host, arguments)
         if arguments.remove:
             return remove(host, arguments, wanted)
         return configure(host, arguments, wanted)
+
+
+def wrong_use(arguments: argparse.Namespace) -> str | None:
+    """What is wrong with options that don't go together."""
+    if arguments.engine is None and not arguments.status:
+        return "name an engine, or give --status"
+    if arguments.json and not arguments.status:
+        return "--json goes with --status"
+    if arguments.hook and arguments.engine not in HOOKED:
+        return f"--hook goes with {' and '.join(HOOKED)}: no other engine has hook files"
+    return None
 
 
 def registration(host: Host, arguments: argparse.Namespace) -> Registration:
@@ -85,6 +101,7 @@ def registration(host: Host, arguments: argparse.Namespace) -> Registration:
         cdi=arguments.cdi,
         hook=installed(host, HOOK, arguments.remove) if arguments.hook else None,
         config=arguments.config,
+        removing=arguments.remove,
     )
 
 
@@ -123,7 +140,8 @@ def configure(host: Host, arguments: argparse.Namespace, wanted: Registration) -
     refuse_conflicts(host, arguments, plan, changes)
     changed = [(edit, change) for edit, change in changes if change.new != change.old]
     if arguments.dry_run:
-        print("".join(change.diff() for _, change in changed), end="")
+        show(engine, [change for _, change in changed])
+        warn(plan.notes)
         return 0
     for edit, change in changed:
         files.put_in(host, edit, change, wanted.name)
@@ -144,8 +162,15 @@ def refuse_conflicts(host: Host, arguments: argparse.Namespace, plan: Plan, chan
         raise NvhookError(plan.foreign[0], f"take it out there, or give the runtime another name than {arguments.name}")
     found = plan.shadowed + [line for edit, change in changes for line in edit.conflicts(change.old or "")]
     if found and not arguments.force:
-        print("".join(change.diff() for _, change in changes), end="")
+        show(arguments.engine, [change for _, change in changes])
         raise NvhookError(found[0], "give --force to replace it as shown, or --name for another name")
+
+
+def show(engine: str, changes: list[Change]) -> None:
+    """A diff for people, in what letters stdout has."""
+    text = "".join(change.diff() for change in changes) or f"{engine}: unchanged\n"
+    encoding = sys.stdout.encoding
+    print(text.encode(encoding, "backslashreplace").decode(encoding), end="")
 
 
 def keep_lowlevel(host: Host, wanted: Registration, plan: Plan) -> None:
@@ -176,11 +201,17 @@ def remove(host: Host, arguments: argparse.Namespace, wanted: Registration) -> i
     if host.is_real():
         managed.refuse_rootless(host, arguments.engine, arguments.config)
     plan = ENGINES[arguments.engine](host, wanted)
+    left = {} if arguments.force else {edit.path: files.foreign(host, edit, wanted.name) for edit in plan.edits}
+    for line in [*plan.shadowed, *plan.foreign, *(line for lines in left.values() for line in lines)]:
+        print(one_line(f"{arguments.engine}: {line}: left alone"))
     # The other way round: what refers to a file goes before it.
-    changes = [(edit, files.removed(host, edit, wanted.name)) for edit in reversed(plan.edits)]
+    changes = [
+        (edit, files.kept(host, edit) if left.get(edit.path) else files.removed(host, edit, wanted.name))
+        for edit in reversed(plan.edits)
+    ]
     changed = [(edit, change) for edit, change in changes if change.new != change.old]
     if arguments.dry_run:
-        print("".join(change.diff() for _, change in changed), end="")
+        show(arguments.engine, [change for _, change in changed])
         return 0
     for edit, change in changes:
         files.take_out(host, edit, change, wanted.name)
@@ -196,11 +227,11 @@ def tell(host: Host, arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(status.as_json(found), indent=2))
     else:
-        print("\n".join(row.line() for row in found) or "no engine runs here or has a file")
+        print("\n".join(one_line(row.line()) for row in found) or "no engine runs here or has a file")
     return 3 if any(row.problem for row in found) else 0
 
 
 def warn(lines: list[str]) -> None:
     """Warnings on stderr."""
     for line in lines:
-        print(f"nvhook: warning: {line}", file=sys.stderr)
+        print(f"nvhook: warning: {one_line(line)}", file=sys.stderr)

@@ -18,7 +18,8 @@ from typing import Any
 from hook.engines.files import Host
 from hook.engines.registration import Plan, Registration, other_path
 from hook.engines.settings import Edit, Item, Setting
-from hook.engines.tomlfile import TomlText, find
+from hook.engines.tomlfile import TomlText
+from hook.engines.values import REMEDY, Keys, find, strings, table, tables
 from ldcache.errors import NvhookError
 
 CONFIG = "/etc/containerd/config.toml"
@@ -28,7 +29,6 @@ PLUGIN = "io.containerd.cri.v1.runtime"
 RUNC = "io.containerd.runc.v2"
 IMPORTS_MAX = 256
 
-Keys = tuple[str, ...]
 Both = tuple[list[Setting | Item], list[Setting]]
 
 
@@ -46,8 +46,8 @@ class Config:
                 continue
             value = TomlText(one, text).value()
             self.files[one] = value
-            for pattern in value.get("imports") or []:
-                pending += _matching(host, os.path.dirname(one), str(pattern))
+            for pattern in strings(value, ("imports",), one):
+                pending += _matching(host, os.path.dirname(one), pattern)
 
     def main(self) -> dict[str, Any]:
         """The main file's value; {} for a missing or an empty one."""
@@ -56,12 +56,12 @@ class Config:
     def patterns(self) -> list[str]:
         """The main file's imports, absolute."""
         folder = os.path.dirname(self.path)
-        return [os.path.normpath(os.path.join(folder, str(one))) for one in self.main().get("imports") or []]
+        return [os.path.normpath(os.path.join(folder, one)) for one in strings(self.main(), ("imports",), self.path)]
 
 
 def _matching(host: Host, folder: str, pattern: str) -> list[str]:
     path = os.path.normpath(os.path.join(folder, pattern))
-    if "*" not in path:
+    if "*" not in path or "\0" in path:
         return [path]
     top = host.folder.rstrip("/")
     return [found[len(top) :] for found in sorted(glob.glob(glob.escape(top) + path))]
@@ -80,7 +80,7 @@ def plan(host: Host, wanted: Registration) -> Plan:
     else:
         made.edits = _merging(config, version, wanted, (settings, switches))
         _look_for_others(made, config, cri, wanted)
-    disabled = config.main().get("disabled_plugins") or []
+    disabled = strings(config.main(), ("disabled_plugins",), config.path)
     if any(name in ("cri", *PLUGINS.values(), PLUGIN) for name in disabled):
         made.notes.append(f"{config.path} has the CRI plugin in disabled_plugins: Kubernetes can't use this containerd")
     if not config.files and host.exists("/var/lib/rancher"):
@@ -92,11 +92,16 @@ def _version(host: Host, config: Config) -> int:
     """The main file's version; for a new file the newest that this containerd reads."""
     main = config.main()
     if main:
-        version = main.get("version", 1)
-        if not isinstance(version, int) or version < 0:
-            raise NvhookError(f"{config.path}: version is {version!r}", "repair the file; nothing was changed")
-        return max(version, 1)
+        return version_of(main, config.path)
     return 3 if host.is_real() and _release() >= 2 else 2
+
+
+def version_of(value: dict[str, Any], path: str) -> int:
+    """The version of a file of containerd's; 1 where none is in it. Raises NvhookError."""
+    version = value.get("version", 1)
+    if type(version) is not int or version < 0:
+        raise NvhookError(f"{path}: version is {version!r}", REMEDY)
+    return max(version, 1)
 
 
 def _release() -> int:
@@ -126,11 +131,20 @@ def _runtimes(config: Config, cri: Keys) -> tuple[dict[str, Any], str]:
     """All runtimes of all files, and the default one's name."""
     runtimes: dict[str, Any] = {}
     default = "runc"
-    for value in config.files.values():
-        section = find(value, (*cri, "containerd")) or {}
-        runtimes |= section.get("runtimes") or {}
+    for path, value in config.files.items():
+        section = table(value, (*cri, "containerd"), path)
+        runtimes |= runtimes_of(value, cri, path)
         default = str(section.get("default_runtime_name") or default)
     return runtimes, default
+
+
+def runtimes_of(value: dict[str, Any], cri: Keys, path: str) -> dict[str, dict[str, Any]]:
+    """The runtimes in one file by name, their `options` tables too. Raises NvhookError."""
+    keys = (*cri, "containerd", "runtimes")
+    found = tables(value, keys, path)
+    for name in found:
+        table(value, (*keys, name, "options"), path)
+    return found
 
 
 def _binary(base: dict[str, Any]) -> str | None:
@@ -147,7 +161,7 @@ def _settings(config: Config, cri: Keys, wanted: Registration, base: dict[str, A
         options["Runtime"] = wanted.runtime
     entry = {**inherited, "runtime_type": base.get("runtime_type", RUNC), "options": options}
     above = (*cri, "containerd")
-    conflict = other_path(wanted.runtime, "options", "BinaryName")
+    conflict = other_path(wanted, "options", "BinaryName")
     default = Setting((*above, "default_runtime_name"), wanted.name, dangling=True)
     # containerd 1.7 knows it; 2.0 has it on.
     cdi = Setting((*cri, "enable_cdi"), True)
@@ -168,7 +182,7 @@ def _replacing(config: Config, cri: Keys, version: int, wanted: Registration, bo
     keys = (*cri, "containerd", "runtimes", wanted.name, "options", "BinaryName")
     having = [path for path, value in config.files.items() if find(value, cri) is not None]
     last = having[-1] if having else config.path
-    paths = [last, *(path for path in having if path != last and find(config.files[path], keys) == wanted.runtime)]
+    paths = [last, *(path for path in having if path != last and wanted.is_ours(find(config.files[path], keys)))]
     head: list[Setting | Item] = [] if version == 1 else [Setting(("version",), version, head=True)]
     return [Edit(path, TomlText, [*head, *both[0]], both[1]) for path in paths]
 
@@ -192,7 +206,7 @@ def _look_for_others(made: Plan, config: Config, cri: Keys, wanted: Registration
     paths = [path for path in config.files if path != own]
     for path in paths:
         there = find(config.files[path], (*cri, "containerd", "runtimes", wanted.name))
-        reason = None if there is None else other_path(wanted.runtime, "options", "BinaryName")(there)
+        reason = None if there is None else other_path(wanted, "options", "BinaryName")(there)
         if reason is not None:
             later = path != config.path and path > own
             (made.foreign if later else made.shadowed).append(f"{path}: the runtime {wanted.name} {reason}")

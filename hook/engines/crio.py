@@ -10,7 +10,8 @@ from hook.engines import hookfile
 from hook.engines.files import Host
 from hook.engines.registration import Plan, Registration, other_path
 from hook.engines.settings import Edit, Item, Setting
-from hook.engines.tomlfile import TomlText, find
+from hook.engines.tomlfile import TomlText
+from hook.engines.values import find, tables
 
 CONFIG = "/etc/crio/crio.conf"
 FOLDER = "/etc/crio/crio.conf.d"
@@ -27,17 +28,18 @@ def plan(host: Host, wanted: Registration) -> Plan:
     default = None
     for path in files(host, main, own):
         value = TomlText(path, host.read(path) or "").value()
-        there = find(value, (*RUNTIMES, wanted.name))
-        reason = None if there is None else other_path(wanted.runtime, "runtime_path")(there)
+        runtimes_there = tables(value, RUNTIMES, path)
+        there = runtimes_there.get(wanted.name)
+        reason = None if there is None else other_path(wanted, "runtime_path")(there)
         if reason is not None:
             (made.foreign if path != main and path > own else made.shadowed).append(
                 f"{path}: the runtime {wanted.name} {reason}"
             )
-        runtimes |= find(value, RUNTIMES) or {}
+        runtimes |= runtimes_there
         default = find(value, DEFAULT) or default
     base = _base(runtimes, default, wanted)
     entry = {**base, "runtime_path": wanted.runtime, "runtime_type": "oci"}
-    conflict = other_path(wanted.runtime, "runtime_path")
+    conflict = other_path(wanted, "runtime_path")
     switch = Setting(DEFAULT, wanted.name, dangling=True)
     settings: list[Setting | Item] = [Setting((*RUNTIMES, wanted.name), entry, own=True, conflict=conflict)]
     settings += [switch] if wanted.set_default else []

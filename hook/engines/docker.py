@@ -13,9 +13,7 @@ CONFIG = "/etc/docker/daemon.json"
 
 def plan(host: Host, wanted: Registration) -> Plan:
     """What docker needs. An entry's further members, such as `runtimeArgs`, are left as they are."""
-    entry = Setting(
-        ("runtimes", wanted.name), {"path": wanted.runtime}, own=True, conflict=other_path(wanted.runtime, "path")
-    )
+    entry = Setting(("runtimes", wanted.name), {"path": wanted.runtime}, own=True, conflict=other_path(wanted, "path"))
     default = Setting(("default-runtime",), wanted.name, dangling=True)
     # docker 25 knows it, and has it on from 28.2 on.
     cdi = Setting(("features", "cdi"), True)

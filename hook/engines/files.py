@@ -46,11 +46,35 @@ class Host:
         return self.folder == "/"
 
     def place(self, path: str) -> Path:
-        """Where a path of the host lies for us, links resolved as the host would."""
-        try:
-            return Path(self.folder + root.real_path(self.fd, path))
-        except OSError:
-            return Path(self.folder + path)
+        """Where a path of the host lies for us, links resolved as the host would; a last one to nowhere likewise,
+        so that it stays one when its file is made."""
+        path = self._behind_links(path)
+        missing: list[str] = []
+        while path.strip("/"):
+            try:
+                return Path(self.folder + root.real_path(self.fd, path), *missing)
+            except OSError:
+                # Not there, or no /proc is, as where an image is made.
+                path, _, name = path.rstrip("/").rpartition("/")
+                missing.insert(0, name)
+        return Path(self.folder, *missing)
+
+    def _behind_links(self, path: str) -> str:
+        for _ in range(root.LINKS_MAX):
+            try:
+                target = root.readlink(self.fd, path)
+            except OSError:
+                # No link, or nothing.
+                break
+            path = os.path.join(os.path.dirname(path), target)
+        return path
+
+    def refuse_dangling(self, path: str) -> None:
+        """Raises NvhookError for a link to where no file can be made."""
+        end = self._behind_links(path)
+        if end != path and not self.exists(os.path.dirname(end)):
+            what = f"{path} is a link to {end}, whose folder is not there"
+            raise NvhookError(what, "make the folder, or take the link away; nothing was changed")
 
     def exists(self, path: str) -> bool:
         """Whether a path leads anywhere on the host."""
@@ -150,8 +174,25 @@ class Change:
 def added(host: Host, edit: Edit) -> Change:
     """What putting an edit in changes. Raises NvhookError."""
     old = host.read(edit.path)
+    if old is None:
+        host.refuse_dangling(edit.path)
     new = edit.apply(old or "")
     return Change(edit.path, old, old if new == (old or "") else new)
+
+
+def foreign(host: Host, edit: Edit, name: str) -> list[str]:
+    """What somebody else has under our keys: no record says that it was put there for the runtime `name`.
+    Raises NvhookError."""
+    found = edit.conflicts(host.read(edit.path) or "")
+    record = Record.read(host, edit.path) if found else None
+    known = edit.conflicts(record.after or "") if record is not None and name in record.names else []
+    return [line for line in found if line not in known]
+
+
+def kept(host: Host, edit: Edit) -> Change:
+    """That a file stays as it is; `take_out` forgets what its record says of the runtime all the same."""
+    old = host.read(edit.path)
+    return Change(edit.path, old, old)
 
 
 def removed(host: Host, edit: Edit, name: str) -> Change:

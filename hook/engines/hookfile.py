@@ -11,7 +11,7 @@ from hook.engines.files import Host
 from hook.engines.jsonfile import JsonText
 from hook.engines.registration import HOOK, Registration
 from hook.engines.settings import Edit, Setting
-from hook.engines.tomlfile import find
+from hook.engines.values import find
 
 # Read by default by both; /etc/containers/oci/hooks.d only where `hooks_dir` names it.
 PATH = "/usr/share/containers/oci/hooks.d/nvhook.json"
@@ -23,6 +23,8 @@ def edits(host: Host, wanted: Registration) -> list[Edit]:
     if wanted.hook is None and text is None:
         return []
     path = wanted.hook or find(JsonText(PATH, text or "").value(), ("hook", "path"))
+    if not isinstance(path, str) and not wanted.removing:
+        return []
     # Where the hook runs twice, the second finds all done.
     values = {
         "version": "1.0.0",

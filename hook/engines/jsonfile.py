@@ -7,9 +7,8 @@ import json
 import re
 from typing import Any
 
+from hook.engines.values import REMEDY, Keys, bounded, too_deep
 from ldcache.errors import NvhookError
-
-Keys = tuple[str, ...]
 
 SPACE = re.compile(r"[ \t\r\n]*")
 INDENT = re.compile(r"\n([ \t]+)\S")
@@ -43,9 +42,15 @@ class JsonText:
             value = json.loads(self.text)
         except json.JSONDecodeError as error:
             what = f"{path} is no JSON: line {error.lineno} column {error.colno}: {error.msg}"
-            raise NvhookError(what, "repair the file, or move it away; nothing was changed") from error
+            raise NvhookError(what, REMEDY) from error
+        except ValueError as error:
+            # A number with thousands of digits.
+            raise NvhookError(f"{path} is no JSON: {error}", REMEDY) from error
+        except RecursionError as error:
+            raise too_deep(path) from error
         if not isinstance(value, dict):
-            raise NvhookError(f"{path} is no JSON object", "repair the file, or move it away; nothing was changed")
+            raise NvhookError(f"{path} is no JSON object", REMEDY)
+        bounded(value, path)
 
     def value(self) -> dict[str, Any]:
         """All of it as a value."""

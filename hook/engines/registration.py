@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,8 @@ HOOK = "nvhook-prestart"
 @dataclass(frozen=True)
 class Registration:
     """A runtime's name and absolute path; whether it is to be the default, whether CDI is to be on, and the hook's
-    path where that is to run for every container. `config` is the engine's file where it is not the usual one."""
+    path where that is to run for every container. `config` is the engine's file where it is not the usual one.
+    `removing`: it is to be taken out."""
 
     name: str
     runtime: str
@@ -23,6 +26,12 @@ class Registration:
     cdi: bool = False
     hook: str | None = None
     config: str | None = None
+    removing: bool = False
+
+    def is_ours(self, program: Any) -> bool:
+        """Whether an entry's program is the runtime. One that is taken out may have been installed elsewhere."""
+        named = self.removing and isinstance(program, str) and os.path.basename(program) == RUNTIME
+        return named or program == self.runtime
 
 
 @dataclass
@@ -43,14 +52,14 @@ class Plan:
     lowlevel: str | None = None
 
 
-def other_path(path: str, *keys: str) -> Any:
-    """A Setting's `conflict`: that the entry that is there has another path under one of these keys."""
+def other_path(wanted: Registration, *keys: str) -> Callable[[Any], str | None]:
+    """A Setting's `conflict`: that the entry that is there has another program than ours under these keys."""
 
     def conflict(there: Any) -> str | None:
         found = there
         for key in keys:
             found = found.get(key) if isinstance(found, dict) else None
-        if found == path:
+        if wanted.is_ours(found):
             return None
         return f"is the runtime {found}" if found else "is another runtime"
 

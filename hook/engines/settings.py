@@ -11,9 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hook.engines.tomlfile import find
-
-Keys = tuple[str, ...]
+from hook.engines.values import Keys, find
 
 
 class Text(Protocol):
@@ -36,7 +34,7 @@ class Setting:
     """One key of an engine's file.
 
     `own`: the key is the runtime's own, so it goes with it. Else it is a switch that others may have set, and is
-    taken out only if nvhook set it; with `dangling` also if that is unknown, because it names the runtime.
+    taken out only if nvhook set it; with `dangling` also if that is unknown, because it names the runtime that goes.
     `conflict` is told what is there and says what somebody else's it is, or None.
     """
 
@@ -100,22 +98,25 @@ class Edit:
         """
         document = self.kind(self.path, text)
         old = self.kind(self.path, before or "").value()
+        owned = any(isinstance(one, Setting) and one.own and find(document.value(), one.keys) for one in self.settings)
+        known = before is not None and not shared
         for one in [*self.switches, *self.settings]:
             there = find(document.value(), one.keys)
             if isinstance(one, Item):
                 theirs = before is None or shared or one.value in (find(old, one.keys) or [])
                 if there and one.value in there and not theirs:
                     _put_back(document, old, one.keys, [item for item in there if item != one.value] or None)
-            elif there is not None and not one.head and self._is_ours(one, there, before is not None and not shared):
+            elif there is not None and not one.head and _is_ours(one, there, known, owned):
                 _put_back(document, old, one.keys, find(old, one.keys))
-        for one in self.settings:
+        for one in self.settings if before is not None else []:
             if isinstance(one, Setting) and one.head and document.value() == {one.keys[0]: one.value}:
                 _put_back(document, old, one.keys, find(old, one.keys))
         return document.text
 
-    @staticmethod
-    def _is_ours(one: Setting, there: Any, alone: bool) -> bool:
-        return one.own or (there == one.value and (one.dangling or alone))
+
+def _is_ours(one: Setting, there: Any, known: bool, owned: bool) -> bool:
+    """Whether a key goes: `known` is what stood there before, `owned` whether the file has our runtime."""
+    return one.own or (there == one.value and (known or (one.dangling and owned)))
 
 
 def _set(document: Text, keys: Keys, value: Any) -> None:

@@ -13,17 +13,23 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hook.engines import containerd, crio, docker, podman
+from hook.engines import containerd, crio, docker, k3s, podman
 from hook.engines.files import Host
 from hook.engines.jsonfile import JsonText
 from hook.engines.registration import RUNTIME
-from hook.engines.tomlfile import TomlText, find
+from hook.engines.tomlfile import TomlText
+from hook.engines.values import find, table, tables
 from ldcache.errors import NvhookError
 
 # The daemon's name in /proc, and the options that name its file.
-DAEMONS = {"dockerd": ("docker", ("--config-file",)), "containerd": ("containerd", ("--config", "-c"))}
-DAEMONS["crio"] = ("crio", ("--config", "-c"))
-MAIN = {"docker": docker.CONFIG, "containerd": containerd.CONFIG, "crio": crio.CONFIG}
+DAEMONS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "dockerd": ("docker", ("--config-file",)),
+    "containerd": ("containerd", ("--config", "-c")),
+    "crio": ("crio", ("--config", "-c")),
+}
+DAEMONS |= {f"{name}{kind}": (name, ()) for name in k3s.RUNC for kind in ("", "-server", "-agent")}
+MAIN = {"docker": docker.CONFIG, "containerd": containerd.CONFIG, "crio": crio.CONFIG, "podman": podman.FOLDER}
+MAIN |= {name: k3s.made_by(name) for name in k3s.RUNC}
 CRI = (*containerd.PLUGINS.values(), containerd.PLUGIN)
 
 
@@ -50,14 +56,18 @@ class Row:
 
 def rows(host: Host) -> list[Row]:
     """All engines that run or have a file. A file that can't be read is the row's problem."""
-    found = [_row(host, engine, path, pid) for engine, path, pid in _daemons()] if host.is_real() else []
-    running = {row.engine for row in found}
-    for engine, path in MAIN.items():
-        if engine not in running and host.exists(path):
-            found.append(_row(host, engine, path, None))
-    if host.exists(podman.FOLDER):
-        found.append(_row(host, "podman", podman.FOLDER, None))
-    return found
+    daemons = list(_daemons()) if host.is_real() else []
+    running = {(engine, path) for engine, path, _ in daemons}
+    # k3s and rke2 have a containerd of their own, which is not the host's.
+    idle = [(engine, path, None) for engine, path in MAIN.items() if (engine, path) not in running]
+    return [_row(host, *one) for one in [*daemons, *(one for one in idle if _has_file(host, *one[:2]))]]
+
+
+def _has_file(host: Host, engine: str, path: str) -> bool:
+    if engine in k3s.RUNC:
+        return any(host.exists(one) for one in (path, *k3s.templates(engine)))
+    folders = {"crio": crio.files, "podman": podman.files}
+    return bool(folders[engine](host)) if engine in folders else host.exists(path)
 
 
 def as_json(found: list[Row]) -> list[dict[str, Any]]:
@@ -76,8 +86,13 @@ def _daemons() -> Iterator[tuple[str, str, int]]:
             # It has ended meanwhile.
             continue
         # A daemon in a container has files of its own, of the same names.
-        if daemon is not None and _same_root(name):
+        if daemon is not None and _serves(daemon[0], words) and _same_root(name):
             yield daemon[0], _option(words, daemon[1]) or MAIN[daemon[0]], int(name)
+
+
+def _serves(engine: str, words: list[str]) -> bool:
+    """k3s and rke2 are kubectl, crictl and more besides, by their first argument."""
+    return engine not in k3s.RUNC or words[1:2] in (["server"], ["agent"])
 
 
 def _same_root(pid: str) -> bool:
@@ -97,44 +112,92 @@ def _option(words: list[str], options: tuple[str, ...]) -> str | None:
 
 
 def _row(host: Host, engine: str, path: str, pid: int | None) -> Row:
+    if engine in k3s.RUNC:
+        return _template_row(host, engine, path, pid)
     try:
-        files, runtimes = _read(host, engine, path)
+        files, runtimes = READERS[engine](host, path)
     except NvhookError as error:
         return Row(engine, pid, [path], [], error.what)
-    names = sorted(name for name, program in runtimes.items() if os.path.basename(str(program)) == RUNTIME)
+    late = _late(host, files, pid)
+    problem = f"{late[-1]} was written after the daemon's start: restart it, or reload docker" if late else None
+    return Row(engine, pid, files, _names(runtimes), problem)
+
+
+def _template_row(host: Host, engine: str, path: str, pid: int | None) -> Row:
+    """k3s and rke2 write the file that counts at each start; what is asked is whether it is of the template of now."""
+    try:
+        texts, blocks, runtimes = k3s.registered(host, engine)
+    except NvhookError as error:
+        return Row(engine, pid, [path], [], error.what)
+    late = _late(host, list(texts), pid)
+    names = _names(runtimes)
+    gone = [] if any(RUNTIME in text for text in texts.values()) else names
     problem = None
-    if pid is not None:
-        started = _started(pid)
-        late = [one for one in files if host.place(one).stat().st_mtime > started]
-        if late:
-            problem = f"{late[-1]} was written after the daemon's start: restart it, or reload docker"
-    return Row(engine, pid, files, names, problem)
+    if late:
+        problem = f"{late[-1]} was written after the daemon's start: restart {engine}"
+    elif not blocks <= runtimes.keys():
+        problem = f"{path} has no {', '.join(sorted(blocks - runtimes.keys()))} yet: restart {engine}"
+    elif gone:
+        problem = f"{path} still has {', '.join(gone)}: restart {engine}"
+    files = [*texts, *([path] if host.exists(path) else [])]
+    return Row(engine, pid, files, sorted({*names, *blocks}), problem)
 
 
-def _read(host: Host, engine: str, path: str) -> tuple[list[str], dict[str, Any]]:
-    """The files that are there, and each runtime's program. Raises NvhookError."""
-    if engine == "docker":
-        text = host.read(path)
-        entries = find(JsonText(path, text or "").value(), ("runtimes",)) or {}
-        return [path] if text is not None else [], {name: find(entry, ("path",)) for name, entry in entries.items()}
+def _names(runtimes: dict[str, Any]) -> list[str]:
+    """The runtimes that are nvhook's."""
+    return sorted(name for name, program in runtimes.items() if os.path.basename(str(program)) == RUNTIME)
+
+
+def _late(host: Host, files: list[str], pid: int | None) -> list[str]:
+    """The files that were written after a daemon's start."""
+    if pid is None:
+        return []
+    started = _started(pid)
+    try:
+        return [one for one in files if host.place(one).stat().st_mtime > started]
+    except OSError:
+        # One that has just gone was written to, in a way.
+        return files
+
+
+# What an engine with this main file reads: the files that are there, and each runtime's program. Raise NvhookError.
+
+
+def _docker(host: Host, path: str) -> tuple[list[str], dict[str, Any]]:
+    text = host.read(path)
+    entries = table(JsonText(path, text or "").value(), ("runtimes",), path, "object")
+    return [path] if text is not None else [], {name: find(entry, ("path",)) for name, entry in entries.items()}
+
+
+def _containerd(host: Host, path: str) -> tuple[list[str], dict[str, Any]]:
+    config = containerd.Config(host, path)
     programs: dict[str, Any] = {}
-    if engine == "containerd":
-        config = containerd.Config(host, path)
-        for value in config.files.values():
-            for plugin in CRI:
-                for name, entry in (find(value, ("plugins", plugin, "containerd", "runtimes")) or {}).items():
-                    programs[name] = find(entry, ("options", "BinaryName"))
-        return list(config.files), programs
-    paths = crio.files(host, path) if engine == "crio" else podman.files(host)
+    for one, value in config.files.items():
+        for plugin in CRI:
+            for name, entry in containerd.runtimes_of(value, ("plugins", plugin), one).items():
+                programs[name] = find(entry, ("options", "BinaryName"))
+    return list(config.files), programs
+
+
+def _crio(host: Host, path: str) -> tuple[list[str], dict[str, Any]]:
+    paths = crio.files(host, path)
+    programs: dict[str, Any] = {}
     for one in paths:
-        value = TomlText(one, host.read(one) or "").value()
-        if engine == "crio":
-            entries = find(value, crio.RUNTIMES) or {}
-            programs |= {name: find(entry, ("runtime_path",)) for name, entry in entries.items()}
-        else:
-            entries = find(value, ("engine", "runtimes")) or {}
-            programs |= {name: next(iter(entry or []), None) for name, entry in entries.items()}
+        entries = tables(TomlText(one, host.read(one) or "").value(), crio.RUNTIMES, one)
+        programs |= {name: entry.get("runtime_path") for name, entry in entries.items()}
     return paths, programs
+
+
+def _podman(host: Host, path: str) -> tuple[list[str], dict[str, Any]]:
+    paths = podman.files(host)
+    programs: dict[str, Any] = {}
+    for one in paths:
+        entries = podman.runtimes_of(TomlText(one, host.read(one) or "").value(), one)
+        programs |= {name: next(iter(entry), None) for name, entry in entries.items()}
+    return paths, programs
+
+
+READERS = {"docker": _docker, "containerd": _containerd, "crio": _crio, "podman": _podman}
 
 
 def _started(pid: int) -> float:

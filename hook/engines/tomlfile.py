@@ -12,12 +12,10 @@ import copy
 import re
 from typing import Any
 
+from hook.engines.values import REMEDY, Keys, bounded, drop, find, put, too_deep, without_empty
 from ldcache.errors import NvhookError
 
-Keys = tuple[str, ...]
-
 BARE = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-REMEDY = "repair the file, or move it away; nothing was changed"
 
 
 class TomlText:
@@ -34,12 +32,13 @@ class TomlText:
 
         try:
             value: dict[str, Any] = tomlkit.parse(text).unwrap()
-        except tomlkit.exceptions.ParseError as error:
-            raise NvhookError(f"{self.path} is no TOML: {error}", REMEDY) from error
-        except tomlkit.exceptions.TOMLKitError as error:
-            # A key that stands twice has no line in tomlkit's error.
-            raise NvhookError(f"{self.path} is no TOML: {error}", REMEDY) from error
-        return value
+        except (tomlkit.exceptions.TOMLKitError, ValueError) as error:
+            # Of a key that stands twice tomlkit tells no line.
+            why = _at_end(text) if _is_end(error, text) else str(error)
+            raise NvhookError(f"{self.path} is no TOML: {why}", REMEDY) from error
+        except RecursionError as error:
+            raise too_deep(self.path) from error
+        return bounded(value, self.path)
 
     def value(self) -> dict[str, Any]:
         """All of it as a value."""
@@ -48,6 +47,7 @@ class TomlText:
     def set(self, keys: Keys, value: Any) -> None:
         """Give a key this value; tables on the way are made."""
         import tomlkit
+        import tomlkit.items
 
         meant = self.value()
         put(meant, keys, value, self.path)
@@ -60,7 +60,9 @@ class TomlText:
         table: Any = document
         for key in keys[:-1]:
             if key not in table:
-                table[key] = tomlkit.table()
+                # A table with a header can't stand between braces.
+                inline = isinstance(table, tomlkit.items.InlineTable)
+                table[key] = tomlkit.inline_table() if inline else tomlkit.table()
             table = table[key]
         table[keys[-1]] = value
         self._checked(tomlkit.dumps(document), meant, keys)
@@ -132,6 +134,19 @@ class TomlText:
         return head + line.join(_table(keys, value)) + line
 
 
+def _is_end(error: Exception, text: str) -> bool:
+    """Whether the text ended where more had to come. Behind the end tomlkit sees a NUL, and has no true column."""
+    import tomlkit.exceptions
+
+    ended = isinstance(error, tomlkit.exceptions.UnexpectedEofError)
+    return ended or ("\0" not in text and "'\\x00'" in str(error))
+
+
+def _at_end(text: str) -> str:
+    line = text.count("\n", 0, -1) + 1
+    return f"the file ends too early, in line {line}"
+
+
 def _table(keys: Keys, value: dict[str, Any]) -> list[str]:
     """The lines of a table and those below it."""
     lines = [f"[{'.'.join(map(_key, keys))}]"]
@@ -173,37 +188,3 @@ def _literal(item: Any) -> str:
     import tomlkit
 
     return str(tomlkit.item(item).as_string())
-
-
-def find(value: Any, keys: Keys) -> Any:
-    """What stands below these keys; None where nothing does."""
-    for key in keys:
-        if not isinstance(value, dict):
-            return None
-        value = value.get(key)
-    return value
-
-
-def put(value: dict[str, Any], keys: Keys, new: Any, path: str) -> None:
-    """Set a key in a plain value. Raises NvhookError where a parent is no table."""
-    for key in keys[:-1]:
-        below = value.setdefault(key, {})
-        if not isinstance(below, dict):
-            raise NvhookError(f"{path}: {key} is no table", "repair the file; nothing was changed")
-        value = below
-    value[keys[-1]] = new
-
-
-def drop(value: dict[str, Any], keys: Keys) -> None:
-    """Take a key out of a plain value."""
-    for key in keys[:-1]:
-        value = value[key]
-    del value[keys[-1]]
-
-
-def without_empty(value: Any) -> Any:
-    """A value without its empty tables, that headers above other headers leave behind or don't."""
-    if not isinstance(value, dict):
-        return value
-    kept = {key: without_empty(item) for key, item in value.items()}
-    return {key: item for key, item in kept.items() if item != {}}

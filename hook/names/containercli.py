@@ -19,6 +19,7 @@ from hook.names import containerconfigure
 from hook.request import Request
 from ldcache import root
 from ldcache.errors import NvhookError
+from ldcache.output import until_closed
 
 # In the order of NVIDIA's listing.
 GROUPS = ("utility", "compute", "ngx", "video", "graphics")
@@ -63,6 +64,11 @@ def add_list(verb: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status: 0 done, 1 failed, 1 for wrong use too, as NVIDIA's."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return until_closed(lambda: answer(words))
+
+
+def answer(words: list[str]) -> int:
+    """The exit status of a command and its options."""
     # The value of --user is optional, so it counts only where it is attached; behind the command, -u is another option.
     at = next((index for index, word in enumerate(words) if word in COMMANDS), 0)
     words[:at] = ["--user=" if word in ("-u", "--user") else word for word in words[:at]]

@@ -17,6 +17,7 @@ from pathlib import Path
 from cdi import VERSION, content
 from hook.names import ctkconfig
 from ldcache.errors import NvhookError
+from ldcache.output import until_closed
 
 FORMATS = {".json": "json", ".yaml": "yaml", ".yml": "yaml"}
 
@@ -149,6 +150,11 @@ def add_system(group: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """The exit status, as nvhook's: 0 done, 1 failed, 2 usage, 3 stale or unhealthy."""
     words = list(sys.argv[1:] if argv is None else argv)
+    return until_closed(lambda: answer(words))
+
+
+def answer(words: list[str]) -> int:
+    """The exit status of a command and its options."""
     if words and words[0] == "hook":
         # The hooks of old CDI files; their command line is nvidia-cdi-hook's.
         from hook import start

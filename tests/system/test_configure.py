@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -153,3 +155,36 @@ def test_podman_finds_the_runtime(tmp_path: Path, short: Path) -> None:
     form = "{{.Host.OCIRuntime.Name}} {{.Host.OCIRuntime.Path}}"
     done = HERE.run(*words, "--runroot", str(short / "run"), "--storage-driver", "vfs", "info", "--format", form)
     assert done.stdout.split() == ["nvidia", runc], done.stderr
+
+
+K3S = """
+mount --bind "$1/var/lib" /var/lib && cd "$1" && cp /bin/sh k3s-server && mkfifo wait && echo 'read x <wait' >server
+./k3s-server server & pid=$!
+sleep 0.2
+"$2" -m hook configure k3s --status --json; echo ,
+touch var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl
+"$2" -m hook configure k3s --status --json
+kill $pid
+"""
+
+
+def test_status_knows_whether_k3s_was_started_after_its_template(tmp_path: Path, tree: Path) -> None:
+    """A process by the name of k3s's own, in a mount namespace with a `/var/lib` of its own: k3s itself is not here."""
+    node = Node(tmp_path)
+    folder = "/var/lib/rancher/k3s/agent/etc/containerd"
+    node.place(f"{folder}/config.toml", "version = 3\n")
+    assert node.configure("k3s") == 0
+    template = f"{folder}/config-v3.toml.tmpl"
+    os.utime(node.folder / template[1:], (1, 1))
+    rendered = node.text(template).replace("{{ .SystemdCgroup }}", "true").replace('{{ template "base" . }}', "")
+    node.place(f"{folder}/config.toml", f"version = 3\n{rendered}")
+    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", K3S, "sh", str(tmp_path), sys.executable]
+    done = subprocess.run(
+        words, env={**os.environ, "PYTHONPATH": str(tree)}, capture_output=True, text=True, check=False, timeout=60
+    )
+    (before,), (after,) = json.loads(f"[{done.stdout}]")
+    assert done.stderr == ""
+    assert (before["engine"], before["files"]) == ("k3s", [template, f"{folder}/config.toml"])
+    assert (before["names"], before["problem"]) == (["nvidia"], None)
+    assert before["pid"] == after["pid"] is not None
+    assert after["problem"] == f"{template} was written after the daemon's start: restart k3s"

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,47 @@ def test_a_dry_run_shows_what_would_change(node: Node, capsys: pytest.CaptureFix
     assert node.state() == state
 
 
+def test_a_dry_run_says_all_that_the_run_would(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.place("/var/lib/rancher/k3s/agent/etc/containerd/config.toml", "version = 3\n")
+    assert node.configure("k3s", "--set-default", "--dry-run") == 0
+    printed = capsys.readouterr()
+    assert "+# nvhook nvidia: begin" in printed.out and "default-runtime: nvidia" in printed.err
+    assert node.configure("docker") == 0
+    capsys.readouterr()
+    assert node.configure("docker", "--dry-run") == 0
+    assert capsys.readouterr().out == "docker: unchanged\n"
+    assert node.configure("docker", "--remove", "--name", "other", "--dry-run") == 0
+    assert capsys.readouterr().out == "docker: unchanged\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["docker", "--json"], "--json goes with --status"),
+        (["--json"], "name an engine, or give --status"),
+        (["docker", "--hook"], "--hook goes with podman and crio"),
+        (["containerd", "--hook", "--remove"], "--hook goes with podman and crio"),
+        (["k3s", "--hook"], "--hook goes with podman and crio"),
+    ],
+)
+def test_options_that_do_not_go_together(
+    node: Node, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = node.state()
+    assert node.configure(*words) == 2
+    assert said in capsys.readouterr().err
+    assert node.state() == state
+
+
+def test_a_diff_has_what_letters_stdout_has(node: Node, tree: Path) -> None:
+    node.place("/etc/docker/daemon.json", '{"label": "é"}')
+    words = [sys.executable, "-m", "hook", "configure", "docker", "--dry-run", "--root", str(node.folder)]
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert '-{"label": "\\xe9"}' in done.stdout
+
+
 def test_another_runtime_of_that_name_needs_force(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     theirs = '{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "runtimeArgs": []}}}'
     node.place("/etc/docker/daemon.json", theirs)
@@ -155,6 +198,47 @@ def test_a_link_stays_one(node: Node) -> None:
     assert node.configure("docker") == 0
     assert node.daemon_json.is_symlink()
     assert "nvhook-runtime" in (node.folder / "opt/site/daemon.json").read_text()
+
+
+@pytest.mark.parametrize("target", ["/opt/site/daemon.json", "../../opt/site/daemon.json", "link"])
+def test_a_link_that_leads_nowhere_yet_stays_one_too(node: Node, target: str) -> None:
+    node.daemon_json.parent.mkdir(parents=True)
+    node.daemon_json.symlink_to(target)
+    (node.daemon_json.parent / "link").symlink_to("/opt/site/daemon.json")
+    (node.folder / "opt/site").mkdir(parents=True)
+    file = node.folder / "opt/site/daemon.json"
+    assert node.configure("docker") == 0
+    assert node.daemon_json.is_symlink() and "nvhook-runtime" in file.read_text()
+    assert node.configure("docker", "--remove") == 0
+    assert node.daemon_json.is_symlink() and os.readlink(node.daemon_json) == target
+    assert not file.exists() and file.parent.is_dir()
+
+
+def test_a_link_into_a_folder_that_is_not_there(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.daemon_json.parent.mkdir(parents=True)
+    node.daemon_json.symlink_to("/opt/site/daemon.json")
+    for words in ([], ["--dry-run"], ["--force"]):
+        assert node.configure("docker", *words) == 1
+        said = "/etc/docker/daemon.json is a link to /opt/site/daemon.json, whose folder is not there"
+        assert said in capsys.readouterr().err
+    assert node.configure("docker", "--remove") == 0
+    assert node.daemon_json.is_symlink() and not (node.folder / "opt").exists()
+    assert not (node.folder / "var").exists()
+    node.daemon_json.unlink()
+    node.daemon_json.symlink_to("daemon.json")
+    assert node.configure("docker") == 1
+    assert "cannot read /etc/docker/daemon.json" in capsys.readouterr().err
+    assert node.daemon_json.is_symlink()
+
+
+def test_a_folder_that_is_a_link_leads_inside_the_root(node: Node, tmp_path_factory: pytest.TempPathFactory) -> None:
+    (node.folder / "etc").mkdir()
+    outside = tmp_path_factory.mktemp("outside")
+    (node.folder / "etc/docker").symlink_to(outside)
+    (node.folder / str(outside)[1:]).mkdir(parents=True)
+    assert node.configure("docker") == 0
+    assert list(outside.iterdir()) == []
+    assert (node.folder / str(outside)[1:] / "daemon.json").exists()
 
 
 @pytest.mark.parametrize("path", ["/run/nvidia/validations/toolkit-ready", "/usr/local/nvidia/toolkit/nvidia-ctk"])

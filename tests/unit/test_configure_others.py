@@ -179,3 +179,164 @@ def test_status_of_a_host_at_rest(node: Node, capsys: pytest.CaptureFixture[str]
         f"podman reads {PODMAN}: has nvhook as nvidia",
     ]
     assert node.configure() == 2
+
+
+NVIDIAS = "/usr/bin/nvidia-container-runtime"
+FOREIGN = {
+    "docker": (
+        "/etc/docker/daemon.json",
+        f'{{"default-runtime":"nvidia","runtimes":{{"nvidia":{{"path":"{NVIDIAS}"}}}}}}',
+        "runtimes.nvidia",
+    ),
+    "containerd": (
+        "/etc/containerd/config.toml",
+        'version = 2\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]\n'
+        f'BinaryName = "{NVIDIAS}"\n',
+        "plugins.io.containerd.grpc.v1.cri.containerd.runtimes.nvidia",
+    ),
+    "crio": (CRIO, f'[crio.runtime.runtimes.nvidia]\nruntime_path = "{NVIDIAS}"\n', "crio.runtime.runtimes.nvidia"),
+    "podman": (PODMAN, f'[engine.runtimes]\nnvidia = ["{NVIDIAS}"]\n', "engine.runtimes.nvidia"),
+}
+
+
+@pytest.mark.parametrize("engine", FOREIGN)
+def test_somebody_elses_runtime_is_not_taken_out(node: Node, engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path, text, key = FOREIGN[engine]
+    node.place(path, text)
+    state = node.state()
+    assert node.configure(engine, "--remove") == 0
+    said = capsys.readouterr().out
+    assert f"{engine}: {path}: {key} is the runtime " in said
+    assert NVIDIAS in said and ": left alone\n" in said
+    assert node.state() == state
+    assert node.configure(engine, "--remove", "--force") == 0
+    assert "left alone" not in capsys.readouterr().out
+    left = node.text(path) if (node.folder / path[1:]).exists() else ""
+    assert NVIDIAS not in left
+    assert left == {"docker": "{}", "containerd": "version = 2\n"}.get(engine, "")
+
+
+@pytest.mark.parametrize("engine", FOREIGN)
+def test_ours_goes_wherever_it_was_installed_and_without_a_record(node: Node, engine: str) -> None:
+    path, text, _ = FOREIGN[engine]
+    node.place(path, text.replace(NVIDIAS, "/usr/local/bin/nvhook-runtime"))
+    assert node.configure(engine, "--remove") == 0
+    assert "nvidia" not in (node.text(path) if (node.folder / path[1:]).exists() else "")
+
+
+@pytest.mark.parametrize("engine", FOREIGN)
+def test_what_somebody_put_in_the_place_of_ours_stays(node: Node, engine: str) -> None:
+    path, text, _ = FOREIGN[engine]
+    assert node.configure(engine, "--runtime-path", "/opt/x/launcher") == 0
+    node.place(path, text)
+    assert node.configure(engine, "--remove") == 0
+    assert node.text(path) == text
+    # That ours was there is forgotten.
+    assert node.configure(engine, "--force") == node.configure(engine, "--remove") == 0
+    assert node.text(path) == text
+
+
+@pytest.mark.parametrize("path", ["/etc/crio/crio.conf", "/etc/crio/crio.conf.d/99-zz.conf"])
+def test_crio_tells_what_another_file_has(node: Node, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    node.place(path, FOREIGN["crio"][1])
+    assert node.configure("crio", "--remove") == 0
+    said = [f"crio: {path}: the runtime nvidia is the runtime {NVIDIAS}: left alone", "crio: unchanged"]
+    assert capsys.readouterr().out.splitlines() == said
+
+
+def test_a_default_that_is_not_ours_stays(node: Node) -> None:
+    """dockerd may have its runtimes as arguments."""
+    node.place("/etc/docker/daemon.json", '{"default-runtime": "nvidia"}')
+    assert node.configure("docker", "--remove") == 0
+    assert node.text("/etc/docker/daemon.json") == '{"default-runtime": "nvidia"}'
+
+
+@pytest.mark.parametrize("path", ["/usr/share/containers/containers.conf", "/etc/containers/containers.conf"])
+def test_podman_overrules_an_earlier_file_only_where_that_is_wanted(
+    node: Node, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node.place(path, FOREIGN["podman"][1])
+    state = node.state()
+    assert node.configure("podman") == 1
+    assert f"{path}: the runtime nvidia is the runtime ['{NVIDIAS}']" in capsys.readouterr().err
+    assert node.state() == state
+    assert node.configure("podman", "--force") == 0
+    capsys.readouterr()
+    assert node.configure("podman", "--remove") == 0
+    assert f"podman: {path}: the runtime nvidia is the runtime ['{NVIDIAS}']: left alone" in capsys.readouterr().out
+    assert node.state() == state
+
+
+def test_a_later_file_of_podmans_wins_whatever_we_write(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    late = "/etc/containers/containers.conf.d/99-zz.conf"
+    node.place(late, FOREIGN["podman"][1])
+    state = node.state()
+    for words in ([], ["--force"], ["--config", "/etc/containers/containers.conf"]):
+        assert node.configure("podman", *words) == 1
+        assert f"{late}: the runtime nvidia is" in capsys.readouterr().err
+    assert node.state() == state
+    assert node.configure("podman", "--name", "nvhook") == 0
+    # A user's own file is read behind all of them.
+    assert node.configure("podman", "--config", "/home/u/containers.conf", "--force") == 0
+
+
+@pytest.mark.parametrize("path", ["/etc/containers/containers.conf", "/etc/containers/containers.conf.d/10-x.conf"])
+def test_a_broken_file_of_podmans_is_told(node: Node, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    node.place(path, "[engine\n")
+    state = node.state()
+    assert node.configure("podman") == 1
+    assert f"{path} is no TOML" in capsys.readouterr().err
+    assert node.configure("--status") == 3
+    assert f"{path} is no TOML" in capsys.readouterr().out
+    assert node.state() == state
+
+
+def test_status_lists_all_files_of_podman(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    main = "/etc/containers/containers.conf"
+    node.place(main, FOREIGN["podman"][1].replace(NVIDIAS, RUNTIME))
+    assert node.configure("--status") == 0
+    assert capsys.readouterr().out == f"podman reads {main}: has nvhook as nvidia\n"
+    node.place(PODMAN, FOREIGN["podman"][1])
+    assert node.configure("--status") == 0
+    assert capsys.readouterr().out == f"podman reads {main}, {PODMAN}: has no nvhook\n"
+
+
+@pytest.mark.parametrize("path", [CRIO, PODMAN])
+def test_status_of_an_engine_that_has_nothing_but_a_drop_in(
+    node: Node, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert node.configure("crio" if path == CRIO else "podman") == 0
+    capsys.readouterr()
+    assert node.configure("--status") == 0
+    engine = "crio (not running)" if path == CRIO else "podman"
+    assert capsys.readouterr().out == f"{engine} reads {path}: has nvhook as nvidia\n"
+
+
+@pytest.mark.parametrize("engine", ["k3s", "rke2"])
+def test_status_tells_whether_k3s_has_taken_its_template(
+    node: Node, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = f"/var/lib/rancher/{engine}/agent/etc/containerd"
+    made, template = f"{folder}/config.toml", f"{folder}/config-v3.toml.tmpl"
+    head = f"{engine} (not running) reads "
+
+    def status() -> tuple[int, str]:
+        capsys.readouterr()
+        code = node.configure(engine, "--status")
+        return code, capsys.readouterr().out.rstrip("\n")
+
+    node.place(made, "version = 3\n")
+    assert status() == (0, f"{head}{made}: has no nvhook")
+    assert node.configure(engine) == 0
+    reads = f"{head}{template}, {made}"
+    assert status() == (3, f"{reads}: has nvhook as nvidia; {made} has no nvidia yet: restart {engine}")
+    rendered = node.text(template).replace("{{ .SystemdCgroup }}", "true").replace('{{ template "base" . }}', "")
+    node.place(made, f"version = 3\n{rendered}")
+    assert status() == (0, f"{reads}: has nvhook as nvidia")
+    assert node.configure(engine, "--remove") == 0
+    assert status() == (3, f"{head}{made}: has nvhook as nvidia; {made} still has nvidia: restart {engine}")
+    node.place(made, "version = 3\n")
+    assert status() == (0, f"{head}{made}: has no nvhook")
+    (node.folder / made[1:]).unlink()
+    node.place(f"{folder}/config.toml.tmpl", "")
+    assert status() == (0, f"{head}{folder}/config.toml.tmpl: has no nvhook")

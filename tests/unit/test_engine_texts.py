@@ -138,7 +138,18 @@ def test_a_table_and_keys_set_in_toml(text: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("a = 1\nb = \n", "line 2"), ("a = 1\na = 2\n", 'f is no TOML: Key "a" already exists')]
+    ("text", "said"),
+    [
+        ("a = 1\nb = \n", "line 2"),
+        ("a = 1\na = 2\n", 'f is no TOML: Key "a" already exists'),
+        ("a = 1\nb = [1,\n", "f is no TOML: the file ends too early, in line 2$"),
+        ("a = 1\nb", "f is no TOML: the file ends too early, in line 2$"),
+        ("a = {b = 1", "f is no TOML: the file ends too early, in line 1$"),
+        ('a = "x', "f is no TOML: the file ends too early, in line 1$"),
+        ("a = '''x\n\n", "f is no TOML: the file ends too early, in line 2$"),
+        ("[a", "f is no TOML: the file ends too early, in line 1$"),
+        ("a = \0\n", r"Unexpected character: '\\x00' at line 1"),
+    ],
 )
 def test_broken_toml_is_told(text: str, said: str) -> None:
     with pytest.raises(NvhookError, match=said):

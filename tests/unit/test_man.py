@@ -67,6 +67,25 @@ def test_every_launcher_has_a_page(pages: Path) -> None:
     assert {*install.LAUNCHERS, *install.NVIDIA_LAUNCHERS} - names == set()
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("nvhook.1", ["docker or containerd or", "podman and crio: run", "auto: for UUIDs", "libcuda to load"]),
+        ("nvhook-cdi.1", ["auto: what this host is", "csv: a list instead", "index, uuid, type-index"]),
+        ("nvidia-ctk.1", ["yaml or json", "config-file; others", "nvhook's own: the folder"]),
+    ],
+)
+def test_what_is_typed_as_it_stands_keeps_its_small_letter(pages: Path, name: str, kept: list[str]) -> None:
+    lines = plain(pages / name).splitlines()
+    assert [text for text in kept if not any(line.startswith(text) for line in lines)] == []
+    assert any(line.startswith("Default: ") for line in lines)
+
+
+def test_a_summary_begins_with_a_small_letter_but_in_names(pages: Path) -> None:
+    lines = [plain(pages / name).splitlines()[2] for name in ("nvhook.1", "nvhook-cdi.1", "nvidia-ctk.1")]
+    assert [line.partition(" - ")[2].split()[0] for line in lines] == ["puts", "Container", "NVIDIA's"]
+
+
 @needs_program("groff")
 def test_groff_has_nothing_to_say(pages: Path) -> None:
     for page in sorted(pages.iterdir()):
