@@ -71,11 +71,16 @@ def make(found: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> 
     return {"cdiVersion": versions.minimum_version(made), **made}
 
 
-def common(inventory: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> dict[str, Any]:
+def common(
+    inventory: dict[str, Any], hook_path: str, options: Options = DEFAULTS, needed: tuple[str, ...] | None = None
+) -> dict[str, Any]:
     """What every device of a spec brings, of an inventory that has what the spec is to have. Raises NvhookError where
-    there is no library."""
-    if not inventory["libraries"]:
-        raise _no_library(inventory)
+    there is no library, or one that the capabilities (`needed`, if they are others) can't do without is missing."""
+    lacking = capabilities.missing_library(
+        inventory, inventory["libraries"], options.capabilities if needed is None else needed
+    )
+    if lacking or not inventory["libraries"]:
+        raise _no_library(inventory, lacking, options.capabilities)
     roles = capabilities.node_roles(options.capabilities)
     return {
         "env": ENV,
@@ -85,9 +90,14 @@ def common(inventory: dict[str, Any], hook_path: str, options: Options = DEFAULT
     }
 
 
-def _no_library(inventory: dict[str, Any]) -> NvhookError:
+def _no_library(inventory: dict[str, Any], lacking: str | None, wanted: tuple[str, ...]) -> NvhookError:
     version, others = inventory["driver"]["version"], inventory["other_versions"]
+    if not inventory["libraries"] and not inventory["searched"]:
+        what = f"the driver has no library for the capabilities {', '.join(wanted)}"
+        return NvhookError(what, "give others to --capabilities, or install these libraries of the driver")
     what = libraries.nothing(version, inventory["searched"], others)
+    if inventory["libraries"] and lacking is not None:
+        what = lacking
     if others:
         return NvhookError(
             what, f"reboot, or unload the module and load that of {others[-1]}, or install {version} again"

@@ -229,7 +229,8 @@ def _management(root_fd: int, found: dict[str, Any], hook_path: str) -> tuple[di
     plain = generate.chosen(found, options)
     plain["nodes"] = [node for node in plain["nodes"] if node["role"] != "drm"]
     plain["files"] = [item for item in plain["files"] if item["capability"] != "graphics"]
-    edits = generate.common(plain, hook_path, options)
+    # What monitors GPUs needs no CUDA.
+    edits = generate.common(plain, hook_path, options, needed=("utility",))
     # All nodes stand with the device, so that each is there once.
     return _spec(MANAGEMENT_KIND, {"all": nodes}, edits | {"deviceNodes": []}), found["warnings"]
 

@@ -32,7 +32,6 @@ GATES = {
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 # Without these a granted capability does nothing, so their absence ends the start.
-NEEDED_LIBRARIES = {"compute": "libcuda.so.1", "utility": "libnvidia-ml.so.1"}
 NEEDED_NODES = {"compute": "uvm", "display": "modeset"}
 
 MODULES = {"uvm": "nvidia-uvm", "modeset": "nvidia-modeset"}
@@ -293,10 +292,10 @@ def _nodes(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
 
 
 def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[str, ...]) -> None:
-    sonames = {item["soname"] for item in selection.libraries if item["class"] == 64}
-    for capability, soname in NEEDED_LIBRARIES.items():
-        if capability in capabilities and soname not in sonames:
-            raise _missing_library(inventory, capability, soname)
+    lacking = brought.missing_library(inventory, selection.libraries, capabilities)
+    if lacking is not None:
+        version = selection.driver_version
+        raise Missing(lacking, f"install the driver's user-space packages of version {version}, or reboot into theirs")
     roles = {node["role"]: node for node in selection.nodes}
     if not any(node["path"] == "/dev/nvidiactl" for node in selection.nodes):
         raise Missing("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
@@ -308,14 +307,6 @@ def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
         if gpu["bus_id"] not in have:
             what = f"{gpu['node']} of GPU {gpu['index']} ({gpu['bus_id']}) is missing on the host"
             raise Missing(what, "run nvidia-smi on the host once; it makes the node")
-
-
-def _missing_library(inventory: dict[str, Any], capability: str, soname: str) -> NvhookError:
-    version = inventory["driver"]["version"]
-    others = inventory.get("other_versions")
-    instead = f", only of {' and '.join(others)}" if others else ""
-    what = f"no {soname} of the loaded driver {version} on the host{instead}; capability `{capability}` needs it"
-    return Missing(what, f"install the driver's user-space packages of version {version}, or reboot into theirs")
 
 
 def _missing_node(capability: str, module: str) -> NvhookError:
