@@ -133,8 +133,9 @@ def printable(text: str) -> str:
 
 
 def check_generate(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Usage errors, which end the program with status 2."""
-    from cdi import content
+    """Usage errors, which end the program with status 2. Raises NvhookError where the mode can't be told."""
+    from cdi import content, modes
+    from cdi.host import inventory
 
     check_output(top, arguments)
     hook_path = arguments.hook_path
@@ -142,6 +143,9 @@ def check_generate(top: argparse.ArgumentParser, arguments: argparse.Namespace) 
         top.error(f"--hook-path {hook_path}: must be absolute, for a runtime does not search")
     try:
         arguments.content = content.options_of(arguments)
+        # A daemon may start before there is a driver; what it starts tells then.
+        if arguments.verb == "generate" or arguments.mode != "auto":
+            modes.refuse(modes.resolve(arguments.mode, inventory.options_of(arguments)), arguments)
     except ValueError as error:
         top.error(str(error))
 
@@ -204,13 +208,14 @@ def of_this_host(arguments: argparse.Namespace, hook_path: str) -> tuple[dict[st
     mode = modes.resolve(arguments.mode, options)
     wanted: generate.Options = arguments.content
     if mode != "nvml":
-        if wanted.layout:
-            raise NvhookError(f"--no-hooks is not for the mode {mode}", "leave it away: its hook makes the links")
-        return modes.make(mode, options, hook_path, modes.lists_of(arguments), wanted.parts)
+        other = modes.make(mode, options, hook_path, modes.lists_of(arguments), wanted)
+        if arguments.strict:
+            generate.refuse_left_out(other.left_out)
+        return other.spec, other.warnings
     found, _ = inventory.current(options)
     made = generate.make(found, hook_path, wanted)
     if arguments.strict:
-        generate.refuse_left_out(found, wanted)
+        generate.refuse_left_out(generate.left_out(found, wanted))
     note(generate.notes(found, made, wanted))
     return made, found["warnings"] + generate.left_out(found, wanted)
 

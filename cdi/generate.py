@@ -173,14 +173,18 @@ def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
             lines += _mig_left_out(gpu, mine, options)
         elif gpu["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) has no name by UUID: nothing tells its UUID")
-    if "compute" in options.capabilities and not any(node["role"] == "uvm" for node in found["nodes"]):
-        lines.append(f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.MODULES['/dev/nvidia-uvm']}")
-    return lines
+    return lines + without_uvm(found, options)
 
 
-def refuse_left_out(found: dict[str, Any], options: Options = DEFAULTS) -> None:
-    """Raises NvhookError where `left_out` has something to say."""
-    lines = left_out(found, options)
+def without_uvm(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
+    """That the node of CUDA's memory is missing, where a spec would have it."""
+    if "compute" not in options.capabilities or any(node["role"] == "uvm" for node in found["nodes"]):
+        return []
+    return [f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.MODULES['/dev/nvidia-uvm']}"]
+
+
+def refuse_left_out(lines: list[str]) -> None:
+    """Raises NvhookError where --strict is asked for and this is left out, a line each."""
     if lines:
         what = f"no spec is written, for it would not have all: {'; '.join(lines)}"
         raise NvhookError(what, "repair what is named, or leave --strict away")
