@@ -194,7 +194,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     warn([f"{name} in the same folder is no spec that can be read" for name in generate.refuse_conflict(output, made)])
-    warn(replacement.check(output, made))
+    warn(replacement.check(output, made, arguments.content.capabilities))
     spec.write(output, text)
     return 0
 

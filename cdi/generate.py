@@ -180,7 +180,7 @@ def without_uvm(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]
     """That the node of CUDA's memory is missing, where a spec would have it."""
     if "compute" not in options.capabilities or any(node["role"] == "uvm" for node in found["nodes"]):
         return []
-    return [f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.MODULES['/dev/nvidia-uvm']}"]
+    return [f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.how_to_load(['/dev/nvidia-uvm'])}"]
 
 
 def refuse_left_out(lines: list[str]) -> None:

@@ -195,6 +195,25 @@ def test_a_link_of_another_node_is_set_right(host: SimulatedHost) -> None:
     assert links_of(host)["508:0"] == "../nvidia-uvm"
 
 
+def test_a_node_that_is_missing_is_named_and_the_others_have_links(
+    host: SimulatedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One warning, for one module brings both of its nodes."""
+    for name in ("nvidia-uvm", "nvidia-uvm-tools"):
+        host.path(f"/dev/{name}").unlink()
+    for _ in range(2):
+        assert run(host, "link") == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("nvhook: warning: /dev/nvidia-uvm is missing and gets no link: ")
+    assert links_of(host)["195:0"] == "../nvidia0"
+
+
+def test_where_there_is_no_node_none_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = build(tmp_path / "host", Host(modules=()))
+    assert run(host, "link") == 0
+    assert capsys.readouterr() == ("", "")
+
+
 # Modules. What is loaded is the kernel's own to tell, so these put a simulated kernel's /proc, /sys and /dev and a
 # script for modprobe in the places of the machine's, in a mount namespace that ends with the command.
 
