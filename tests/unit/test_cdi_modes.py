@@ -489,6 +489,35 @@ def test_the_mode_of_the_host_counts_for_that_too(tmp_path: Path, capsys: pytest
 
 
 @needs_root
+def test_a_hook_that_is_not_there_is_missed_by_a_spec_that_has_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the host would start it, and after what is wrong with the host."""
+    host = build(tmp_path, Host(graphics=False, imex=(0,), gates=frozenset({"gdrcopy"})))
+    words = ["generate", "--host-root", str(host.root), "--nvml", "never"]
+
+    def said(*more: str) -> str:
+        assert cli.main([*words, *more]) == 0
+        return capsys.readouterr().err
+
+    for more in (("--mode", "imex"), ("--mode", "gdrcopy"), ("--mode", "gdrcopy", "--no-hooks")):
+        assert said(*more) == ""
+    assert said("--disable-hook", "all") == ""
+    missing = "nvhook: warning: /usr/bin/nvhook-create-container is not there yet: no container starts with this spec "
+    assert said().startswith(missing)
+    assert said("--mode", "management").startswith(missing)
+    Tree(host.root).write("/usr/local/bin/nvhook-create-container", "", 0o755)
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert (reader.parse(out)["containerEdits"]["hooks"][0]["path"], err) == (
+        "/usr/local/bin/nvhook-create-container",
+        "",
+    )
+    assert cli.main([*words, "--mode", "nvswitch"]) == 1
+    assert "is not there yet" not in capsys.readouterr().err
+
+
+@needs_root
 def test_strictly_managed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without nvidia-uvm what is managed computes nothing; who wants no CUDA is served."""
     host = build(tmp_path, Host(graphics=False, missing=frozenset({"nvidia-uvm"})))
