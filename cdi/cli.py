@@ -182,7 +182,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     whole, said = of_this_host(arguments, hook_path)
     if "no-additional-gids-for-device-nodes" not in content.flags(arguments):
         whole = ceiling.add_groups(whole)
-    made, dropped = ceiling.fit(whole, arguments.spec_version_max)
+    made, dropped = ceiling.fit(whole, content.ceiling_of(arguments))
     warn(said + dropped + unhooked(made, arguments))
     try:
         # JSON is YAML, and `cdi check` reads it without the YAML library.

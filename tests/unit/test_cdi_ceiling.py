@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,11 @@ def test_only_groups_of_closed_nodes_are_added() -> None:
     ],
 )
 def test_what_can_not_be_dropped_is_an_error(changes: dict[str, Any], newest: str) -> None:
-    with pytest.raises(NvhookError, match=f"the spec can't do without CDI .*, and {newest} is the newest"):
+    what = f"the spec can't do without CDI (.*), and {newest} is the newest"
+    with pytest.raises(NvhookError, match=what) as caught:
         ceiling.fit(a_spec(**changes), newest)
+    needed = re.match(what, caught.value.what)
+    assert needed and f"give --spec-version-max {needed[1]}, or " in caught.value.remedy
 
 
 def test_nothing_left_is_an_error() -> None:
@@ -125,6 +129,12 @@ def test_groups_of_a_host(host: SimulatedHost, capsys: pytest.CaptureFixture[str
     wanted = {"0": [RENDER], "1": None, "all": [RENDER]} if newest == "0.7.0" else dict.fromkeys(("0", "1", "all"))
     assert {name: edits[name].get("additionalGids") for name in wanted} == wanted
     assert (f"additionalGids {RENDER}" in err) == (newest == "0.5.0")
+    numa = "the annotation nvhook/numa-node needs CDI 0.6.0, and 0.5.0 is the newest that may be used"
+    assert (numa in err) == (newest == "0.5.0")
+    assert ("annotations" in made["devices"][0]) == (newest == "0.7.0")
+    # Nobody who chose no version misses it.
+    assert generate(host, None) == 0
+    assert "annotation" not in capsys.readouterr().err
 
 
 @needs_root
