@@ -31,6 +31,7 @@ ENV = ["NVIDIA_VISIBLE_DEVICES=void"]
 CAPABILITIES = tuple(name for name in settings.CAPABILITIES if name != "compat32")
 STRATEGIES = ("index", "uuid", "type-index")
 NUMA_NODE = "nvhook/numa-node"
+CAPS_REMEDY = "`nvhook nodes create` makes them"
 NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
 
 
@@ -195,7 +196,7 @@ def _mig_left_out(gpu: dict[str, Any], mine: list[dict[str, Any]], options: Opti
     for entry in mine:
         name = f"MIG device {gpu['index']}:{entry['index']} (gi {entry['gi']}, ci {entry['ci']})"
         if not entry["nodes"]:
-            lines.append(f"{name} is left out: not all its nodes below /dev/nvidia-caps are there")
+            lines.append(f"{name} is left out: not all its nodes below /dev/nvidia-caps are there; {CAPS_REMEDY}")
         elif entry["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"{name} has no name by UUID: nothing tells its UUID")
     return lines

@@ -326,13 +326,13 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
     for name in request.mig_control:
         if name not in control:
             what = f"no capability node for MIG {name} on this host; NVIDIA_MIG_{name.upper()}_DEVICES asks for it"
-            raise Missing(what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvidia-modprobe -f FILE")
+            raise Missing(what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvhook nodes create")
         entries = [*entries, control[name]]
     for entry in entries:
         # All or nothing: with the parent alone nothing runs.
         if not entry["nodes"]:
             what = f"the capability nodes of MIG device {entry['uuid'] or entry['index']} are missing on the host"
-            raise Missing(what, "make them: nvidia-modprobe -c 0 -f FILE for its access files, or run nvidia-smi")
+            raise Missing(what, "make them, as root of the host: nvhook nodes create")
         _add_nodes(selection, entry["nodes"])
         if not request.mig_control:
             selection.access += [path for path in entry["access"] if path not in selection.access]

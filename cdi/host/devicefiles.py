@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cdi.host import driver, fingerprint, gpus, mig, modules, nodes
+from cdi.host import driver, fingerprint, gpus, mig, modules, nodes, platform
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -61,6 +61,7 @@ def create(root_fd: int, work: Work) -> list[str]:
 
     Raises NvhookError, where no driver is loaded too.
     """
+    platform.refuse_moduleless(root_fd)
     loaded = driver.read(root_fd)
     if loaded.params.get("ModifyDeviceFiles", 1) == 0:
         # The administrator's word to all of NVIDIA's programs (nv.h, NV_REG_MODIFY_DEVICE_FILES).

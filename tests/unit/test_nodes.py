@@ -7,13 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hook.cli import main
 from tests.needs import needs_program, needs_root
-from tests.simhost import Host, SimulatedHost, build, gpus
+from tests.simhost import Host, SimulatedHost, bare, build, gpus
 
 pytestmark = needs_root
 
@@ -158,6 +159,16 @@ def test_without_a_driver_there_is_nothing_to_make(tmp_path: Path, capsys: pytes
     host = build(tmp_path / "host", Host(modules=()))
     assert run(host, "create") == 1
     assert "no NVIDIA driver is loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("make", "name"), [(bare.wsl, "WSL"), (bare.tegra, "Tegra")])
+def test_where_no_module_makes_nodes_none_is_to_be_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], name: str
+) -> None:
+    make(tmp_path)
+    assert main(["nodes", "create", "--host-root", str(tmp_path)]) == 1
+    what, remedy = capsys.readouterr().err.splitlines()
+    assert what.startswith(f"nvhook: error: this is {name}, where no module tells of GPUs") and "--mode" in remedy
 
 
 # Links
