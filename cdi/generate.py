@@ -103,6 +103,8 @@ def _no_library(inventory: dict[str, Any], lacking: str | None, wanted: tuple[st
         return NvhookError(
             what, f"reboot, or unload the module and load that of {others[-1]}, or install {version} again"
         )
+    if inventory["libraries"]:
+        return NvhookError(what, f"install all of the driver {version}, or give --library-search-path")
     roots = " or ".join(table.DRIVER_ROOTS)
     return NvhookError(what, f"give --library-search-path, or --driver-root, as for a driver in {roots}")
 

@@ -110,7 +110,9 @@ def lists_of(arguments: argparse.Namespace) -> Lists:
 def refuse(mode: str, arguments: argparse.Namespace) -> None:
     """Raises ValueError, which names it, for an option that would have no effect in this mode."""
     for option, modes in OBEYED.items():
-        if mode not in modes and getattr(arguments, option[2:].replace("-", "_")):
+        value = getattr(arguments, option[2:].replace("-", "_"))
+        # All devices are what every mode gives.
+        if mode not in modes and value and not (option == "--device-id" and set(value) == {"all"}):
             raise ValueError(f"{option} is not for the mode {mode}, which would not obey it")
 
 

@@ -525,7 +525,7 @@ def test_strictly_managed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "CUDA will not work, for /dev/nvidia-uvm is missing" in refused(host.root, capsys, *words)
     made, _ = generate(host.root, capsys, *words, "--capabilities", "utility")
     assert not any("libcuda" in path for path in mounts(made))
-    generate(host.root, capsys, "--mode", "management")
+    generate(host.root, capsys, "--mode", "management", "--device-id", "all")
 
 
 @needs_root

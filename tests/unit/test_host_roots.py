@@ -212,15 +212,21 @@ def test_a_driver_without_what_a_capability_needs(tmp_path: Path, soname: str, c
 @needs_root
 def test_a_spec_without_libcuda_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One file of the loaded driver in vdpau's folder does not make it a driver; for utility alone all is well."""
-    host = build(tmp_path / "host", Host(leftover="550.90.07"))
+    description = Host(leftover="550.90.07")
+    host = build(tmp_path / "host", description)
     output = tmp_path / "cdi/nvidia.yaml"
     words = ["generate", "--host-root", str(host.root), "--hook-path", HOOK, "--output", str(output)]
     host.library("libcuda.so.1").unlink()
     assert cli.main(words) == 1
     assert "nvhook: error: no libcuda.so.1 of the loaded driver 580.159.04 was found" in capsys.readouterr().err
     assert not output.exists()
+    for path in host.path(host.library_folder).glob("*.550.90.07"):
+        path.unlink()
+    assert cli.main(words) == 1
+    assert "  remedy: install all of the driver 580.159.04, or give --library-search-path\n" in capsys.readouterr().err
     assert cli.main([*words, "--capabilities", "utility"]) == 0
     assert cli.main([*words, "--mode", "management", "--output", str(tmp_path / "cdi/management.yaml")]) == 0
+    build(host.root, description)
     for one in host.libraries:
         if "vdpau" not in one.path:
             host.path(one.path).unlink(missing_ok=True)
