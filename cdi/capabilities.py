@@ -7,6 +7,12 @@ libnvidia-container's.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Without these a capability does nothing, so their absence ends a start, and the making of a CDI file.
+NEEDED_LIBRARIES = {"compute": "libcuda.so.1", "utility": "libnvidia-ml.so.1"}
 # NVDEC and NVENC need libcuda, a display needs GL.
 LIBRARY_GROUPS = {
     "compute": ("compute",),
@@ -49,3 +55,19 @@ def draws(profile: str | None) -> bool:
 def classes(capabilities: tuple[str, ...]) -> tuple[int, ...]:
     """ELF classes of the libraries."""
     return (32, 64) if "compat32" in capabilities else (64,)
+
+
+def missing_library(
+    inventory: dict[str, Any], libraries: list[dict[str, Any]], capabilities: tuple[str, ...]
+) -> str | None:
+    """Which 64-bit library is missing among these that one of the capabilities can't do without, in one line: the
+    loaded module's version, the places searched, and the versions that lie there instead. None if none is."""
+    have = {item["soname"] for item in libraries if item["class"] == 64}
+    for capability, soname in NEEDED_LIBRARIES.items():
+        if capability in capabilities and soname not in have:
+            places, others = inventory.get("searched"), inventory.get("other_versions")
+            where = f"was found in {', '.join(places)}" if places else "is on the host"
+            instead = f"; there are libraries of {' and '.join(others)}" if others else ""
+            version = inventory["driver"]["version"]
+            return f"no {soname} of the loaded driver {version} {where}{instead}; capability `{capability}` needs it"
+    return None

@@ -36,9 +36,8 @@ def fit(made: dict[str, Any], newest: str) -> tuple[dict[str, Any], list[str]]:
     made = {**made, "cdiVersion": versions.minimum_version(made)}
     if versions.KNOWN.index(made["cdiVersion"]) > versions.KNOWN.index(newest):
         what = f"the spec can't do without CDI {made['cdiVersion']}, and {newest} is the newest that may be used"
-        raise NvhookError(
-            what, "a dot in the class needs 0.6.0, nodes below a --dev-root 0.5.0; allow that or avoid it"
-        )
+        why = "a dot in the class needs 0.6.0, nodes below a --dev-root 0.5.0"
+        raise NvhookError(what, f"give --spec-version-max {made['cdiVersion']}, or do without what needs it: {why}")
     if not made.get("devices"):
         what = f"no device is left under CDI {newest}: names that begin with a digit need 0.5.0"
         raise NvhookError(what, "give a greater --spec-version-max")

@@ -25,6 +25,19 @@ FRESH, STALE = 0, 3
 CHARACTER = 0o020000
 CAPS = "/dev/nvidia-caps/nvidia-cap"
 CAP_LINE = "DeviceFileMinor:"
+# What follows /dev/ in the names of the driver's nodes, whose major it is in /proc/devices, by the first name that is
+# there (up to the 545 branch the driver's own was registered as nvidia-frontend), and the minor, or that it is the
+# number behind (nv.h and nv-caps.c of the open kernel module, and uvm_linux.h).
+DRIVER = ("nvidia", "nvidia-frontend", "nvidiactl")
+NODES: tuple[tuple[str, tuple[str, ...], int | None], ...] = (
+    ("nvidiactl", DRIVER, 255),
+    ("nvidia-modeset", DRIVER, 254),
+    ("nvidia-uvm", ("nvidia-uvm",), 0),
+    ("nvidia-uvm-tools", ("nvidia-uvm",), 1),
+    ("nvidia-caps/nvidia-cap", ("nvidia-caps",), None),
+    ("nvidia-caps-imex-channels/channel", ("nvidia-caps-imex-channels",), None),
+    ("nvidia", DRIVER, None),
+)
 VERSIONED = ("libcuda.so.", "libnvidia-ml.so.")
 
 USAGE = """\
@@ -243,22 +256,46 @@ def driver_version(spec: dict[str, Any]) -> str | None:
 
 
 def _nodes(root_fd: int, spec: dict[str, Any], inventory: dict[str, Any]) -> list[str]:
-    """Nodes that are missing, or have other numbers than the file gives; and nvidia-uvm, if it came later."""
+    """Nodes that are missing, or have other numbers than the file or the kernel gives; and nvidia-uvm, if it came
+    later."""
     reasons = []
     seen = set()
+    majors = _majors(root_fd)
     for edits in _edits(spec):
         for node in edits.get("deviceNodes", []):
             path = node.get("hostPath") or node["path"]
             if path not in seen:
                 seen.add(path)
-                reasons += _node(root_fd, path, node)
+                reasons += _node(root_fd, path, node, majors)
     uvm = next((node["host_path"] for node in inventory["nodes"] if node["role"] == "uvm"), None)
     if uvm is not None and uvm not in seen and any("libcuda.so" in path for path in _host_paths(spec)):
         reasons.append(f"{uvm} is there now, and not in it: CUDA fails")
     return reasons
 
 
-def _node(root_fd: int, path: str, node: dict[str, Any]) -> list[str]:
+def _majors(root_fd: int) -> dict[str, int]:
+    """Names and majors of NVIDIA's drivers; a later line of one name does not count."""
+    majors: dict[str, int] = {}
+    for line in fingerprint.majors(root_fd, fingerprint.DEVICES):
+        major, _, name = line.partition(" ")
+        if major.isdigit():
+            majors.setdefault(name, int(major))
+    return majors
+
+
+def _kernels(path: str, majors: dict[str, int]) -> tuple[int, int] | None:
+    """The numbers that the kernel has for one of the driver's nodes, by its path in the container; None for a node that
+    is not the driver's, or whose module is not loaded."""
+    name = path.removeprefix("/dev/")
+    for begin, owners, minor in NODES:
+        rest = name.removeprefix(begin)
+        if name.startswith(begin) and (not rest if minor is not None else rest.isascii() and rest.isdigit()):
+            major = next((majors[owner] for owner in owners if owner in majors), None)
+            return None if major is None else (major, int(rest) if minor is None else minor)
+    return None
+
+
+def _node(root_fd: int, path: str, node: dict[str, Any], majors: dict[str, int]) -> list[str]:
     try:
         status = root.stat(root_fd, path, follow=False)
     except OSError:
@@ -269,6 +306,9 @@ def _node(root_fd: int, path: str, node: dict[str, Any]) -> list[str]:
     says = (node.get("major", 0), node.get("minor", 0))
     if says[0] and says != has:
         return [f"{path} is device {has[0]}:{has[1]}, and {says[0]}:{says[1]} in it"]
+    kernels = _kernels(node["path"], majors)
+    if kernels is not None and kernels != has:
+        return [f"{path} is device {has[0]}:{has[1]}, the kernel says {kernels[0]}:{kernels[1]}"]
     return []
 
 
@@ -290,7 +330,8 @@ def _gpus(spec: dict[str, Any], inventory: dict[str, Any]) -> list[str]:
         # The node's own name: a device root may be in front of the path.
         mine = [path for path in paths if path.rpartition(prefix)[2].isdigit()]
         name = device["name"]
-        if name == "all":
+        # IMEX channels and the gates have an `all` too.
+        if name == "all" and mine:
             for gpu in inventory["gpus"]:
                 node = there.get(gpu["bus_id"])
                 if node is not None and node not in mine:

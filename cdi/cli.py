@@ -135,8 +135,9 @@ def printable(text: str) -> str:
 
 
 def check_generate(top: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    """Usage errors, which end the program with status 2."""
-    from cdi import content
+    """Usage errors, which end the program with status 2. Raises NvhookError where the mode can't be told."""
+    from cdi import content, modes
+    from cdi.host import inventory
 
     check_output(top, arguments)
     hook_path = arguments.hook_path
@@ -144,6 +145,9 @@ def check_generate(top: argparse.ArgumentParser, arguments: argparse.Namespace) 
         top.error(f"--hook-path {hook_path}: must be absolute, for a runtime does not search")
     try:
         arguments.content = content.options_of(arguments)
+        # A daemon may start before there is a driver; what it starts tells then.
+        if arguments.verb == "generate" or arguments.mode != "auto":
+            modes.refuse(modes.resolve(arguments.mode, inventory.options_of(arguments)), arguments)
     except ValueError as error:
         top.error(str(error))
 
@@ -170,7 +174,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
     from cdi import ceiling, content, generate, replacement, spec
 
     output = arguments.output
-    hook_path = "" if arguments.no_hooks else arguments.hook_path or find_hook()
+    hook_path = "" if arguments.no_hooks else arguments.hook_path or find_hook(arguments.host_root)
     if arguments.load_kmods:
         from cdi.host import devicefiles
 
@@ -180,8 +184,8 @@ def run_generate(arguments: argparse.Namespace) -> int:
     whole, said = of_this_host(arguments, hook_path)
     if "no-additional-gids-for-device-nodes" not in content.flags(arguments):
         whole = ceiling.add_groups(whole)
-    made, dropped = ceiling.fit(whole, arguments.spec_version_max)
-    warn(said + dropped)
+    made, dropped = ceiling.fit(whole, content.ceiling_of(arguments))
+    warn(said + dropped + unhooked(made, arguments))
     try:
         # JSON is YAML, and `cdi check` reads it without the YAML library.
         text = spec.serialise(made, arguments.format or ("yaml" if output is None else "json"))
@@ -192,7 +196,7 @@ def run_generate(arguments: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     warn([f"{name} in the same folder is no spec that can be read" for name in generate.refuse_conflict(output, made)])
-    warn(replacement.check(output, made))
+    warn(replacement.check(output, made, arguments.content.capabilities))
     spec.write(output, text)
     return 0
 
@@ -206,13 +210,14 @@ def of_this_host(arguments: argparse.Namespace, hook_path: str) -> tuple[dict[st
     mode = modes.resolve(arguments.mode, options)
     wanted: generate.Options = arguments.content
     if mode != "nvml":
-        if wanted.layout:
-            raise NvhookError(f"--no-hooks is not for the mode {mode}", "leave it away: its hook makes the links")
-        return modes.make(mode, options, hook_path, modes.lists_of(arguments), wanted.parts)
+        other = modes.make(mode, options, hook_path, modes.lists_of(arguments), wanted)
+        if arguments.strict:
+            generate.refuse_left_out(other.left_out)
+        return other.spec, other.warnings
     found, _ = inventory.current(options)
     made = generate.make(found, hook_path, wanted)
     if arguments.strict:
-        generate.refuse_left_out(found, wanted)
+        generate.refuse_left_out(generate.left_out(found, wanted))
     note(generate.notes(found, made, wanted))
     return made, found["warnings"] + generate.left_out(found, wanted)
 
@@ -389,8 +394,9 @@ def note(lines: list[str]) -> None:
         print(f"nvhook: note: {printable(line)}", file=sys.stderr)
 
 
-def find_hook() -> str:
-    """The installed launcher: the one beside this very copy of nvhook, else a packaged or a local one."""
+def find_hook(host_root: str = "/") -> str:
+    """The launcher, as it is or will be installed: the one beside this very copy of nvhook, else a packaged or a local
+    one. Where it is looked for is below the host root, since the host's runtime starts it."""
     from cdi import finish
 
     library = Path(__file__).resolve().parents[1]
@@ -398,12 +404,29 @@ def find_hook() -> str:
     if library.parts[-2:] == ("lib", "nvhook") and (library / "bin/launch").is_file():
         # Only there is this an installed copy; above a checkout, `bin` may be anybody's.
         folders.insert(0, library.parents[1] / "bin")
-    for path in (folder / finish.HOOK_NAME for folder in folders):
-        if path.is_file():
-            return str(path)
-    path = Path("/usr/bin", finish.HOOK_NAME)
-    warn([f"{path} is not there yet: no container starts with this spec before `nvhook install` or --hook-path"])
-    return str(path)
+    paths = [str(folder / finish.HOOK_NAME) for folder in folders]
+    return next((path for path in paths if is_installed(host_root, path)), f"/usr/bin/{finish.HOOK_NAME}")
+
+
+def is_installed(host_root: str, path: str) -> bool:
+    """Whether the host has this file. Raises NvhookError where there is no such root."""
+    from cdi.host import platform
+    from ldcache import root
+
+    root_fd = root.open_host(host_root)
+    try:
+        return platform.is_file(root_fd, path)
+    finally:
+        os.close(root_fd)
+
+
+def unhooked(made: dict[str, Any], arguments: argparse.Namespace) -> list[str]:
+    """That a spec's hook is not there, unless somebody has said where it will be."""
+    hooks = made.get("containerEdits", {}).get("hooks", [])
+    if arguments.hook_path or not hooks or is_installed(arguments.host_root, hooks[0]["path"]):
+        return []
+    path = hooks[0]["path"]
+    return [f"{path} is not there yet: no container starts with this spec before `nvhook install` or --hook-path"]
 
 
 CHECKS = {"generate": check_generate, "watch": check_generate, "transform": check_transform}

@@ -43,12 +43,16 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--spec-version-max",
         choices=versions.KNOWN[2:],
-        default=ceiling.DEFAULT,
         metavar="VERSION",
         help="the newest version of the CDI specification that may be used; from 0.6.0 on, devices carry their NUMA "
         "node, from 0.7.0 on containers are given the groups of nodes that not everybody may open; default: "
         f"{ceiling.DEFAULT}, which podman 4 reads",
     )
+
+
+def ceiling_of(arguments: argparse.Namespace) -> str:
+    """The newest version that may be used."""
+    return arguments.spec_version_max or ceiling.DEFAULT
 
 
 def flags(arguments: argparse.Namespace) -> set[str]:
@@ -90,5 +94,6 @@ def options_of(arguments: argparse.Namespace) -> generate.Options:
         all_device=not arguments.no_all_device,
         kind=kind,
         sockets="disable-ipc-discoverer" not in flags(arguments),
-        numa=versions.KNOWN.index(arguments.spec_version_max) >= versions.KNOWN.index("0.6.0"),
+        # Under a ceiling that somebody chose, what has to go is said; by default nobody misses it.
+        numa=arguments.spec_version_max is not None,
     )

@@ -31,6 +31,7 @@ ENV = ["NVIDIA_VISIBLE_DEVICES=void"]
 CAPABILITIES = tuple(name for name in settings.CAPABILITIES if name != "compat32")
 STRATEGIES = ("index", "uuid", "type-index")
 NUMA_NODE = "nvhook/numa-node"
+CAPS_REMEDY = "`nvhook nodes create` makes them"
 NO_NODE_REMEDY = "run nvidia-smi on the host once; it makes the node"
 
 
@@ -71,11 +72,16 @@ def make(found: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> 
     return {"cdiVersion": versions.minimum_version(made), **made}
 
 
-def common(inventory: dict[str, Any], hook_path: str, options: Options = DEFAULTS) -> dict[str, Any]:
+def common(
+    inventory: dict[str, Any], hook_path: str, options: Options = DEFAULTS, needed: tuple[str, ...] | None = None
+) -> dict[str, Any]:
     """What every device of a spec brings, of an inventory that has what the spec is to have. Raises NvhookError where
-    there is no library."""
-    if not inventory["libraries"]:
-        raise _no_library(inventory)
+    there is no library, or one that the capabilities (`needed`, if they are others) can't do without is missing."""
+    lacking = capabilities.missing_library(
+        inventory, inventory["libraries"], options.capabilities if needed is None else needed
+    )
+    if lacking or not inventory["libraries"]:
+        raise _no_library(inventory, lacking, options.capabilities)
     roles = capabilities.node_roles(options.capabilities)
     return {
         "env": ENV,
@@ -85,13 +91,20 @@ def common(inventory: dict[str, Any], hook_path: str, options: Options = DEFAULT
     }
 
 
-def _no_library(inventory: dict[str, Any]) -> NvhookError:
+def _no_library(inventory: dict[str, Any], lacking: str | None, wanted: tuple[str, ...]) -> NvhookError:
     version, others = inventory["driver"]["version"], inventory["other_versions"]
+    if not inventory["libraries"] and not inventory["searched"]:
+        what = f"the driver has no library for the capabilities {', '.join(wanted)}"
+        return NvhookError(what, "give others to --capabilities, or install these libraries of the driver")
     what = libraries.nothing(version, inventory["searched"], others)
+    if inventory["libraries"] and lacking is not None:
+        what = lacking
     if others:
         return NvhookError(
             what, f"reboot, or unload the module and load that of {others[-1]}, or install {version} again"
         )
+    if inventory["libraries"]:
+        return NvhookError(what, f"install all of the driver {version}, or give --library-search-path")
     roots = " or ".join(table.DRIVER_ROOTS)
     return NvhookError(what, f"give --library-search-path, or --driver-root, as for a driver in {roots}")
 
@@ -165,14 +178,18 @@ def left_out(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
             lines += _mig_left_out(gpu, mine, options)
         elif gpu["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"GPU {gpu['index']} ({gpu['bus_id']}) has no name by UUID: nothing tells its UUID")
-    if "compute" in options.capabilities and not any(node["role"] == "uvm" for node in found["nodes"]):
-        lines.append(f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.MODULES['/dev/nvidia-uvm']}")
-    return lines
+    return lines + without_uvm(found, options)
 
 
-def refuse_left_out(found: dict[str, Any], options: Options = DEFAULTS) -> None:
-    """Raises NvhookError where `left_out` has something to say."""
-    lines = left_out(found, options)
+def without_uvm(found: dict[str, Any], options: Options = DEFAULTS) -> list[str]:
+    """That the node of CUDA's memory is missing, where a spec would have it."""
+    if "compute" not in options.capabilities or any(node["role"] == "uvm" for node in found["nodes"]):
+        return []
+    return [f"CUDA will not work, for /dev/nvidia-uvm is missing: {replacement.how_to_load(['/dev/nvidia-uvm'])}"]
+
+
+def refuse_left_out(lines: list[str]) -> None:
+    """Raises NvhookError where --strict is asked for and this is left out, a line each."""
     if lines:
         what = f"no spec is written, for it would not have all: {'; '.join(lines)}"
         raise NvhookError(what, "repair what is named, or leave --strict away")
@@ -183,7 +200,7 @@ def _mig_left_out(gpu: dict[str, Any], mine: list[dict[str, Any]], options: Opti
     for entry in mine:
         name = f"MIG device {gpu['index']}:{entry['index']} (gi {entry['gi']}, ci {entry['ci']})"
         if not entry["nodes"]:
-            lines.append(f"{name} is left out: not all its nodes below /dev/nvidia-caps are there")
+            lines.append(f"{name} is left out: not all its nodes below /dev/nvidia-caps are there; {CAPS_REMEDY}")
         elif entry["uuid"] is None and "uuid" in options.strategies:
             lines.append(f"{name} has no name by UUID: nothing tells its UUID")
     return lines

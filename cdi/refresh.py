@@ -32,6 +32,7 @@ class Refresh:
     """Keeps `output` what `cdi generate WORDS` would write. `say` is told a level and a line.
 
     `words` are options of `cdi generate`, without --output and --format; `options` what they mean for discovery.
+    Raises NvhookError where the host root is no folder.
     """
 
     def __init__(self, output: Path, words: list[str], options: store.Options, say: Say) -> None:
@@ -39,7 +40,7 @@ class Refresh:
         self.words = words
         self.options = options
         self.say = say
-        self.root_fd = root.open_root(options.host_root)
+        self.root_fd = root.open_host(options.host_root)
         self._told: list[str] = []
         # What the file was when it was right; nothing is known of it before the first look.
         self._seen: tuple[int, ...] | None = None

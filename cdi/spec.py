@@ -8,6 +8,7 @@ something else, and is checked first: readers refuse a whole file for one bad me
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,6 +23,18 @@ Format = Literal["yaml", "json"]
 
 # Readers look at these and at no other name, `.yml` and `.JSON` included.
 SUFFIXES: dict[str, Format] = {".yaml": "yaml", ".json": "json"}
+
+
+REMEDY = "give --output a place that you may write, or run as root"
+# What neither another user nor a retry changes.
+REMEDIES = {
+    errno.ENOSPC: "make room there, or give --output another place",
+    errno.EDQUOT: "make room there, or give --output another place",
+    errno.EROFS: "give --output a place that is not read-only, such as /var/run/cdi",
+    errno.EISDIR: "give --output the name of a file",
+    errno.ENOTDIR: "give --output a file in a folder",
+    errno.EEXIST: "give --output a file in a folder",
+}
 
 
 class InvalidSpec(ValueError):
@@ -147,7 +160,7 @@ def write(path: Path, text: str) -> None:
             raise
     except OSError as error:
         what = f"cannot write {path}: {error.strerror}"
-        raise NvhookError(what, "give --output a place that you may write, or run as root") from error
+        raise NvhookError(what, REMEDIES.get(error.errno or 0, REMEDY)) from error
 
 
 def _make_folder(folder: Path) -> None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import posix
 
+from cdi.capabilities import NEEDED_LIBRARIES
 from hook import loader
 from hook.loader import TRIPLETS
 from hook.plan import Plan
-from hook.selection import DATA_OPTIONS, LIBRARY_OPTIONS, NEEDED_LIBRARIES, SOCKET_OPTIONS
+from hook.selection import DATA_OPTIONS, LIBRARY_OPTIONS, SOCKET_OPTIONS
 from ldcache import root
 
 TYPE_CHECKING = False

@@ -33,7 +33,6 @@ GATES = {
 CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 # Without these a granted capability does nothing, so their absence ends the start.
-NEEDED_LIBRARIES = {"compute": "libcuda.so.1", "utility": "libnvidia-ml.so.1"}
 NEEDED_NODES = {"compute": "uvm", "display": "modeset"}
 
 MODULES = {"uvm": "nvidia-uvm", "modeset": "nvidia-modeset"}
@@ -167,10 +166,10 @@ def _nodes(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
 
 
 def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[str, ...]) -> None:
-    sonames = {item["soname"] for item in selection.libraries if item["class"] == 64}
-    for capability, soname in NEEDED_LIBRARIES.items():
-        if capability in capabilities and soname not in sonames:
-            raise _missing_library(inventory, capability, soname)
+    lacking = brought.missing_library(inventory, selection.libraries, capabilities)
+    if lacking is not None:
+        version = selection.driver_version
+        raise Missing(lacking, f"install the driver's user-space packages of version {version}, or reboot into theirs")
     roles = {node["role"]: node for node in selection.nodes}
     if not any(node["path"] == "/dev/nvidiactl" for node in selection.nodes):
         raise Missing("/dev/nvidiactl is missing on the host", "run nvidia-smi on the host once; it makes the node")
@@ -182,14 +181,6 @@ def _check(inventory: dict[str, Any], selection: Selection, capabilities: tuple[
         if gpu["bus_id"] not in have:
             what = f"{gpu['node']} of GPU {gpu['index']} ({gpu['bus_id']}) is missing on the host"
             raise Missing(what, "run nvidia-smi on the host once; it makes the node")
-
-
-def _missing_library(inventory: dict[str, Any], capability: str, soname: str) -> Missing:
-    version = inventory["driver"]["version"]
-    others = inventory.get("other_versions")
-    instead = f", only of {' and '.join(others)}" if others else ""
-    what = f"no {soname} of the loaded driver {version} on the host{instead}; capability `{capability}` needs it"
-    return Missing(what, f"install the driver's user-space packages of version {version}, or reboot into theirs")
 
 
 def _missing_node(capability: str, module: str) -> Missing:
@@ -209,13 +200,13 @@ def _mig(inventory: dict[str, Any], selection: Selection, request: Request) -> N
     for name in request.mig_control:
         if name not in control:
             what = f"no capability node for MIG {name} on this host; NVIDIA_MIG_{name.upper()}_DEVICES asks for it"
-            raise Missing(what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvidia-modprobe -f FILE")
+            raise Missing(what, "see /proc/driver/nvidia/capabilities/mig, and make its node: nvhook nodes create")
         entries = [*entries, control[name]]
     for entry in entries:
         # All or nothing: with the parent alone nothing runs.
         if not entry["nodes"]:
             what = f"the capability nodes of MIG device {entry['uuid'] or entry['index']} are missing on the host"
-            raise Missing(what, "make them: nvidia-modprobe -c 0 -f FILE for its access files, or run nvidia-smi")
+            raise Missing(what, "make them, as root of the host: nvhook nodes create")
         _add_nodes(selection, entry["nodes"])
         if not request.mig_control:
             selection.access += [path for path in entry["access"] if path not in selection.access]

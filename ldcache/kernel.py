@@ -47,12 +47,14 @@ TMPFS_MAGIC = 0x01021994
 
 
 def error(call: str, number: int, path: str | None = None) -> OSError:
-    """An OSError that says which call failed: `move_mount: Invalid argument: '/usr/lib/libcuda.so.1'`."""
+    """An OSError that says which call failed: `move_mount: Invalid argument: '/usr/lib/libcuda.so.1'`. Without a name
+    for opening, of which whoever reads it has heard already."""
     try:
         text = posix.strerror(number)
     except ValueError:
         text = f"error {number}"
-    return OSError(number, f"{call}: {text}", path) if path else OSError(number, f"{call}: {text}")
+    text = f"{call}: {text}" if call else text
+    return OSError(number, text, path) if path else OSError(number, text)
 
 
 def _checked(call: str, value: int, path: str | None = None) -> int:
@@ -73,8 +75,9 @@ def encode(path: str) -> bytes:
 def openat2(dirfd: int, path: str, flags: int, mode: int = 0, resolve: int = 0) -> int:
     """A descriptor, close-on-exec. A path with a NUL byte cannot reach the kernel whole: EINVAL."""
     if "\0" in path:
-        raise error("openat2", errno.EINVAL, path.replace("\0", "\\0"))
-    return _checked("openat2", lib.sys_openat2(dirfd, encode(path), flags | posix.O_CLOEXEC, mode, resolve), path)
+        raise error("", errno.EINVAL, path.replace("\0", "\\0"))
+    fd: int = lib.sys_openat2(dirfd, encode(path), flags | posix.O_CLOEXEC, mode, resolve)
+    return _checked("openat2" if fd == -errno.ENOSYS else "", fd, path)
 
 
 def open_tree(fd: int, path: str | None = None, recursive: bool = False) -> int:

@@ -91,11 +91,11 @@ def _open2(root: int, path: str, flags: int) -> int:
 def walk(root: int, path: str, follow: bool = True) -> int:
     """What `open_path` does, without openat2: a stack of descriptors from the root, `..` pops."""
     if not path:
-        raise kernel.error("open", errno.ENOENT, path)
+        raise kernel.error("", errno.ENOENT, path)
     if "\0" in path:
-        raise kernel.error("open", errno.EINVAL, path.replace("\0", "\\0"))
+        raise kernel.error("", errno.EINVAL, path.replace("\0", "\\0"))
     if len(kernel.encode(path)) >= PATH_MAX:
-        raise kernel.error("open", errno.ENAMETOOLONG, path)
+        raise kernel.error("", errno.ENAMETOOLONG, path)
     # A trailing slash means "as a directory"; splitting leaves an empty last part that says so.
     parts = path.split("/")[::-1]
     stack = [posix.dup(root)]
@@ -104,7 +104,7 @@ def walk(root: int, path: str, follow: bool = True) -> int:
         while parts:
             name = parts.pop()
             if file_type(posix.fstat(stack[-1]).st_mode) != S_IFDIR:
-                raise kernel.error("open", errno.ENOTDIR, path)
+                raise kernel.error("", errno.ENOTDIR, path)
             if name in ("", "."):
                 continue
             if name == "..":
@@ -121,7 +121,7 @@ def walk(root: int, path: str, follow: bool = True) -> int:
                 posix.close(found)
             links += 1
             if links > LINKS_MAX:
-                raise kernel.error("open", errno.ELOOP, path)
+                raise kernel.error("", errno.ELOOP, path)
             if target.startswith("/"):
                 while len(stack) > 1:
                     posix.close(stack.pop())
@@ -137,16 +137,16 @@ def _open_entry(directory: int, name: str, path: str) -> int:
     try:
         return posix.open(name, PATH | posix.O_NOFOLLOW, dir_fd=directory)
     except OSError as error:
-        raise kernel.error("open", error.errno or errno.EIO, path) from error
+        raise kernel.error("", error.errno or errno.EIO, path) from error
 
 
 def _link_text(link: int, path: str) -> str:
     # Links on proc may be magic; which ones are, only the kernel knows. Refusing all is stricter.
     if kernel.filesystem_type(link) == kernel.PROC_SUPER_MAGIC:
-        raise kernel.error("open", errno.ELOOP, path)
+        raise kernel.error("", errno.ELOOP, path)
     target = posix.readlink("", dir_fd=link)
     if not target:
-        raise kernel.error("open", errno.ENOENT, path)
+        raise kernel.error("", errno.ENOENT, path)
     return target
 
 
@@ -315,5 +315,5 @@ def open_folder(root: int, path: str, make: Callable[[int, str], None]) -> int:
         fd = open_path(root, path)
     if file_type(posix.fstat(fd).st_mode) != S_IFDIR:
         posix.close(fd)
-        raise kernel.error("open", errno.ENOTDIR, path)
+        raise kernel.error("", errno.ENOTDIR, path)
     return fd

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cdi.host import driver, fingerprint, gpus, mig, modules, nodes
+from cdi.host import driver, fingerprint, gpus, mig, modules, nodes, platform
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -61,6 +61,7 @@ def create(root_fd: int, work: Work) -> list[str]:
 
     Raises NvhookError, where no driver is loaded too.
     """
+    platform.refuse_moduleless(root_fd)
     loaded = driver.read(root_fd)
     if loaded.params.get("ModifyDeviceFiles", 1) == 0:
         # The administrator's word to all of NVIDIA's programs (nv.h, NV_REG_MODIFY_DEVICE_FILES).
@@ -182,13 +183,14 @@ def make_node(place: int, name: str, node: Node) -> None:
         raise
 
 
-def link(work: Work) -> None:
+def link(work: Work) -> list[str]:
     """Make `/dev/char/MAJOR:MINOR` lead to each node of the driver that is there, and take away links to one of them
-    under numbers that it no longer has: nvidia-uvm's major is another after each load. Raises NvhookError."""
+    under numbers that it no longer has: nvidia-uvm's major is another after each load. That this node is not there
+    among others is a warning. Raises NvhookError."""
     try:
         wanted = {f"{os.major(device)}:{os.minor(device)}": f"../{name}" for name, device in present(work.dev.fd)}
         if not wanted and not root.exists(work.dev.fd, LINKS):
-            return
+            return []
         if work.dry and not root.exists(work.dev.fd, LINKS):
             have: dict[str, str] = {}
         else:
@@ -207,6 +209,10 @@ def link(work: Work) -> None:
             work.report(f"{work.dev.prefix}{LINKS}/{number} leads to {target}")
     for number in stale(wanted, have):
         work.report(f"{work.dev.prefix}{LINKS}/{number} is removed: {have[number]} is another device now")
+    if not wanted or "../nvidia-uvm" in wanted.values():
+        return []
+    shown = f"{work.dev.prefix}/dev/nvidia-uvm"
+    return [f"{shown} is missing and gets no link: `nvhook nodes create --load-kmods` makes it"]
 
 
 def present(dev: int) -> Iterator[tuple[str, int]]:
@@ -291,7 +297,7 @@ def make(
             if create_too:
                 warnings += create(root_fd, work)
             else:
-                link(work)
+                warnings += link(work)
         finally:
             if dev is not host:
                 os.close(dev.fd)

@@ -17,6 +17,8 @@ DEVICE = "nvidia-caps-imex-channels"
 FOLDER = f"/dev/{DEVICE}"
 ROLE = "imex"
 NAME = re.compile(r"channel(0|[1-9]\d{0,6})")
+# What NVIDIA's toolkit takes for the greatest number of a channel, the greatest minor of a device.
+CHANNEL_MAX = (1 << 20) - 1
 # More than anybody gives out; the folder's times tell of nodes that come and go, whatever their number.
 ENTRIES_MAX = 64
 RECORDED_MAX = 64

@@ -23,6 +23,9 @@ LD_SO_CONF = ("/etc/ld.so.conf", "/etc/ld.so.conf.d")
 
 NAME = re.compile(r"(lib[^/]+?)\.so\.([0-9][0-9.]*)")
 
+# CUDA's and NVML's: no driver is without them, whatever else a host leaves out.
+ESSENTIAL = {"libcuda", "libnvidia-ml"}
+
 # A library folder's own sub-folders that hold libraries; what is there is looked for by its own loader.
 SUBFOLDERS = ("vdpau",)
 
@@ -94,8 +97,8 @@ class Search:
 class Found:
     """All libraries, 64-bit ones first, then by name; the real folders that hold driver libraries; warnings.
 
-    `searched`: every place looked at, where none is of the driver's version. `others`: the versions of which libcuda
-    or libnvidia-ml was found instead of, or beside, that.
+    `searched`: every place looked at, where libcuda or libnvidia-ml of the driver's version was not found. `others`:
+    the versions of which one of the two was found instead of, or beside, that. A 32-bit twin alone counts for nothing.
     """
 
     libraries: list[Library]
@@ -122,16 +125,16 @@ def read(
     _choose_folders(search, base, host, search_path)
     for where, folder in list(search.bases):
         _take_versioned(search, where, folder)
-    if not search.found:
+    if not _essential(search):
         usual = len(search.bases)
         for folder in table.PLATFORM_FOLDERS:
             _add_folder(search, base, folder)
         for where, folder in search.bases[usual:]:
             _take_versioned(search, where, folder)
     others = _other_versions(search)
-    if not search.found:
+    searched = [] if len(_essential(search)) == len(ESSENTIAL) else list(dict.fromkeys(search.searched))
+    if not any(elf_class == 64 for elf_class, _ in search.found):
         # What has a version of its own is of another driver then.
-        searched = list(dict.fromkeys(search.searched))
         return Found([], [], [*search.warnings, nothing(driver.version, searched, others)], searched, others)
     taken = {library.folder for library in search.found.values()}
     for where, folder in search.bases:
@@ -139,7 +142,12 @@ def read(
     _expect(search)
     libraries = sorted(search.found.values(), key=lambda item: (-item.elf_class, item.name, item.path))
     folders = list(dict.fromkeys(item.folder for item in libraries if item.base is base))
-    return Found(libraries, folders, search.warnings, [], others)
+    return Found(libraries, folders, search.warnings, searched, others)
+
+
+def _essential(search: Search) -> set[str]:
+    """Which of the two libraries that everything needs are found."""
+    return {library.known.stem for (elf_class, _), library in search.found.items() if elf_class == 64} & ESSENTIAL
 
 
 def nothing(version: str, searched: list[str], others: list[str]) -> str:
@@ -155,7 +163,7 @@ def _other_versions(search: Search) -> list[str]:
         for name in search.listing(base, folder):
             library = NAME.fullmatch(name)
             # A driver's version has a dot; libcuda.so.1 is a link's name.
-            if library and library[1] in ("libcuda", "libnvidia-ml") and "." in library[2].strip("."):
+            if library and library[1] in ESSENTIAL and "." in library[2].strip("."):
                 found.add(library[2])
     return sorted(found - {search.driver.version})
 

@@ -87,7 +87,8 @@ class Answer:
 
 
 class BackOff:
-    """Which GPUs NVML hung on or died of, kept beside the inventory: `[failures, seconds since boot]` each.
+    """Which GPUs NVML hung on or died of, kept beside the inventory: `[failures, seconds since boot]` each, and in
+    `reasons` what it did the last time, in words.
 
     Without a folder to keep it in, nothing is remembered.
     """
@@ -95,18 +96,23 @@ class BackOff:
     def __init__(self, folder: int | None, boot_id: str) -> None:
         self.folder = folder
         self.boot_id = boot_id
-        self.failures: dict[str, list[float]] = self._load()
+        self.failures: dict[str, list[float]] = {}
+        self.reasons: dict[str, str] = {}
+        self._load()
 
-    def _load(self) -> dict[str, list[float]]:
+    def _load(self) -> None:
         content = None if self.folder is None else store.read_own(self.folder, BACK_OFF_FILE, BACK_OFF_MAX)
         try:
             kept = json.loads(content or b"{}")
             # Seconds since boot mean nothing after another boot.
             if kept.get("boot_id") != self.boot_id:
-                return {}
-            return {str(name): [int(count), float(at)] for name, (count, at) in kept["failures"].items()}
+                return
+            failures = {str(name): [int(count), float(at)] for name, (count, at) in kept["failures"].items()}
+            self.reasons = {name: str(kept["reasons"][name]) for name in failures}
+            self.failures = failures
         except (ValueError, KeyError, TypeError, AttributeError):
-            return {}
+            # Of another version, or damaged: then it is asked.
+            return
 
     def left(self, name: str) -> float:
         """Seconds to leave that GPU alone still; 0 if it may be asked about."""
@@ -115,20 +121,22 @@ class BackOff:
             return 0.0
         return max(0.0, at + min(FIRST_BACK_OFF * 2 ** min(count - 1, 16), LAST_BACK_OFF) - fingerprint.now())
 
-    def blame(self, name: str) -> None:
+    def blame(self, name: str, reason: str) -> None:
         """It hung or died: twice as long a pause as the last time."""
+        self.reasons[name] = reason
         self.failures[name] = [self.failures.get(name, [0, 0.0])[0] + 1, round(fingerprint.now(), 3)]
         self._save()
 
     def forgive(self, name: str) -> None:
         """It answered."""
+        self.reasons.pop(name, None)
         if self.failures.pop(name, None) is not None:
             self._save()
 
     def _save(self) -> None:
         if self.folder is None:
             return
-        text = json.dumps({"boot_id": self.boot_id, "failures": self.failures})
+        text = json.dumps({"boot_id": self.boot_id, "failures": self.failures, "reasons": self.reasons})
         try:
             store.write_own(self.folder, BACK_OFF_FILE, text.encode())
         except OSError:
@@ -147,10 +155,11 @@ def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, for
     for name in [ITSELF, *bus_ids]:
         left = 0.0 if force else back_off.left(name)
         if left and name == ITSELF:
-            answer.warnings.append(f"NVML is not asked about the driver for {left:.0f} s: it did not answer")
+            answer.warnings.append(f"NVML is not asked about the driver for {left:.0f} s: it {back_off.reasons[name]}")
             return answer
         if left:
-            answer.faults[name] = f"NVML did not answer when asked about it, and is not asked again for {left:.0f} s"
+            reason = back_off.reasons[name]
+            answer.faults[name] = f"NVML {reason} when asked about it, and is not asked again for {left:.0f} s"
         elif name != ITSELF:
             pending.append(name)
     if bus_ids and not pending:
@@ -163,7 +172,7 @@ def ask(library: str, bus_ids: list[str], timeout: float, back_off: BackOff, for
         if conversation.failure is None:
             return answer
         blamed = conversation.asking or ITSELF
-        back_off.blame(blamed)
+        back_off.blame(blamed, conversation.failure)
         if blamed not in pending:
             answer.warnings.append(f"NVML {conversation.failure} when asked about {_about(blamed)}")
             return answer

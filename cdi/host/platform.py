@@ -76,6 +76,11 @@ def refuse(root_fd: int) -> None:
     if root.exists(root_fd, VGPU_MODULE):
         what = f"this is a vGPU host: its driver ({VGPU_MODULE}) gives GPUs to virtual machines, not to containers"
         raise NvhookError(what, "start containers in a virtual machine that has the vGPU guest driver")
+    refuse_moduleless(root_fd)
+
+
+def refuse_moduleless(root_fd: int) -> None:
+    """Raises NvhookError on WSL, and on a Tegra whose module is not the ordinary one."""
     if fingerprint.text(root_fd, fingerprint.VERSION_FILE):
         return
     mode = detect(root_fd)

@@ -214,10 +214,13 @@ def make_folder(root_fd: int, host_root: str) -> int:
     try:
         return _make_system_folder(root_fd)
     except OSError as error:
-        reason = f"{FOLDER}: {error.strerror}"
+        reason, remedy = f"{FOLDER}: {error.strerror}", "run as root, or set XDG_RUNTIME_DIR"
+        if error.errno == errno.ENOENT:
+            reason = f"there is no {root.split(FOLDER)[0]}"
+            remedy = f"make {host_root.rstrip('/')}/run, or give as --host-root the folder that is the host's /"
     place = _runtime_folder(host_root)
     if place is None:
-        raise NvhookError(f"no place to keep the inventory: {reason}", "run as root, or set XDG_RUNTIME_DIR")
+        raise NvhookError(f"no place to keep the inventory: {reason}", remedy)
     path = f"{place}/nvhook"
     try:
         try:

@@ -109,13 +109,29 @@ def test_a_library_that_changes(host: Host, start: Callable[..., Any]) -> None:
     """Heard by inotify: the clock is set to ten minutes."""
     start("--interval", "600")
     until(lambda: len(names(host)) == 5, host)
-    library = host.simulated.library("libnvidia-ml.so.1")
+    library = host.simulated.library("libnvidia-opencl.so.1")
     shutil.copy(library, library.with_name("copy"))
     library.unlink()
     until(lambda: str(library.name) not in host.high.read_text(), host)
     # It is said after the file is there.
     until(lambda: "has no more" in host.log(), host)
     assert f"{library.name}" in host.log()
+
+
+def test_a_library_that_everything_needs_is_waited_for(host: Host, start: Callable[..., Any]) -> None:
+    """A driver that is being replaced has none for a moment; no file without it takes the old one's place."""
+    start("--interval", "600")
+    until(lambda: len(names(host)) == 5, host)
+    before = host.high.read_bytes()
+    library = host.simulated.library("libnvidia-ml.so.1")
+    kept = library.rename(library.with_name("kept"))
+    until(lambda: "error nvhook[watch] -: no libnvidia-ml.so.1 of the loaded driver" in host.log(), host)
+    assert host.high.read_bytes() == before
+    # Another one is missing too when this one is there again, so that the file has to be another.
+    host.simulated.library("libnvidia-opencl.so.1").unlink()
+    kept.rename(library)
+    until(lambda: "libnvidia-opencl" not in host.high.read_text(), host)
+    assert library.name in host.high.read_text()
 
 
 def a_pci_device() -> str | None:

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cdi import ceiling, cli, reader, replacement, spec, versions
+from cdi.generate import CAPABILITIES as ALL
 from ldcache.errors import NvhookError
 from tests.needs import needs_root
 from tests.simhost import Host, SimulatedHost, build, gpus
@@ -84,8 +86,11 @@ def test_only_groups_of_closed_nodes_are_added() -> None:
     ],
 )
 def test_what_can_not_be_dropped_is_an_error(changes: dict[str, Any], newest: str) -> None:
-    with pytest.raises(NvhookError, match=f"the spec can't do without CDI .*, and {newest} is the newest"):
+    what = f"the spec can't do without CDI (.*), and {newest} is the newest"
+    with pytest.raises(NvhookError, match=what) as caught:
         ceiling.fit(a_spec(**changes), newest)
+    needed = re.match(what, caught.value.what)
+    assert needed and f"give --spec-version-max {needed[1]}, or " in caught.value.remedy
 
 
 def test_nothing_left_is_an_error() -> None:
@@ -124,6 +129,12 @@ def test_groups_of_a_host(host: SimulatedHost, capsys: pytest.CaptureFixture[str
     wanted = {"0": [RENDER], "1": None, "all": [RENDER]} if newest == "0.7.0" else dict.fromkeys(("0", "1", "all"))
     assert {name: edits[name].get("additionalGids") for name in wanted} == wanted
     assert (f"additionalGids {RENDER}" in err) == (newest == "0.5.0")
+    numa = "the annotation nvhook/numa-node needs CDI 0.6.0, and 0.5.0 is the newest that may be used"
+    assert (numa in err) == (newest == "0.5.0")
+    assert ("annotations" in made["devices"][0]) == (newest == "0.7.0")
+    # Nobody who chose no version misses it.
+    assert generate(host, None) == 0
+    assert "annotation" not in capsys.readouterr().err
 
 
 @needs_root
@@ -163,11 +174,30 @@ def test_a_fuller_file_stays(
     assert generate(host, None) == 0
     out, said = capsys.readouterr()
     assert node.split(" and ")[0] not in out
-    assert ("CUDA will not work, for /dev/nvidia-uvm is missing: modprobe nvidia-uvm" in said) == (
-        module == "nvidia_uvm"
+    loads = (
+        "CUDA will not work, for /dev/nvidia-uvm is missing: nvhook nodes create --load-kmods, or modprobe nvidia-uvm "
     )
+    assert (loads in said) == (module == "nvidia_uvm")
     output.unlink()
     assert generate(host, output) == 0
+
+
+@needs_root
+def test_a_fuller_file_stays_where_less_is_asked_for(
+    tmp_path: Path, host: SimulatedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is missing on the host then, and no module has to be loaded."""
+    output = tmp_path / "cdi/nvidia.yaml"
+    assert generate(host, output) == 0
+    before = output.read_bytes()
+    capsys.readouterr()
+    assert generate(host, output, "--capabilities", "utility") == 1
+    lines = capsys.readouterr().err.splitlines()
+    lost = "/dev/nvidia-uvm and /dev/nvidia-uvm-tools and /dev/nvidia-modeset and libcuda.so"
+    what = f"{output} has {lost}, which --capabilities utility does not ask for: the file is left as it is"
+    assert sorted(lines[-2].split()) == sorted(f"nvhook: error: {what}".split())
+    assert lines[-1] == f"  remedy: remove {output}, or give another --output"
+    assert output.read_bytes() == before
 
 
 def test_libraries_that_are_gone_and_others(tmp_path: Path) -> None:
@@ -179,17 +209,17 @@ def test_libraries_that_are_gone_and_others(tmp_path: Path) -> None:
     before = mounts("libcuda.so.550.90.07", "libnvidia-ml.so.550.90.07", "libnvidia-encode.so.550.90.07", "nvidia-smi")
     path.write_text(spec.serialise(before, "json"))
     with pytest.raises(NvhookError, match=r"has libcuda\.so, which was not found now"):
-        replacement.check(path, mounts("libnvidia-ml.so.580.1", "nvidia-smi"))
+        replacement.check(path, mounts("libnvidia-ml.so.580.1", "nvidia-smi"), ALL)
     # An upgrade is no loss; the rest is no error, and is named.
     after = mounts("libcuda.so.580.1", "libnvidia-ml.so.580.1", "nvidia-smi", "new")
     after["devices"] = after["devices"][1:]
-    assert replacement.check(path, after) == [
+    assert replacement.check(path, after, ALL) == [
         f"{path} had the device 0 until now",
         f"{path} had libnvidia-encode.so.VERSION until now",
     ]
-    assert replacement.check(tmp_path / "none.json", after) == []
+    assert replacement.check(tmp_path / "none.json", after, ALL) == []
     # Another kind's file is nothing to compare with.
     other = {**after, "kind": "management.nvidia.com/gpu"}
-    assert replacement.check(path, other) == [f"{path} had devices of the kind nvidia.com/gpu until now"]
+    assert replacement.check(path, other, ALL) == [f"{path} had devices of the kind nvidia.com/gpu until now"]
     path.write_text("{")
-    assert replacement.check(path, after) == []
+    assert replacement.check(path, after, ALL) == []

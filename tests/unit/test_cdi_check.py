@@ -105,6 +105,53 @@ def test_nodes_that_changed_places_and_numbers(host: Host) -> None:
     ]
 
 
+def renumber(host: Host, name: str, major: int, minor: int) -> None:
+    path = host.simulated.path(f"/dev/{name}")
+    path.unlink()
+    os.mknod(path, 0o020666, os.makedev(major, minor))
+
+
+def test_nodes_of_an_earlier_load(host: Host) -> None:
+    """Engines take the number from the host's node, and the container's leads to no driver, or to another."""
+    renumber(host, "nvidia-uvm", 511, 0)
+    renumber(host, "nvidia1", 195, 0)
+    assert reasons(host) == [
+        "/dev/nvidia-uvm is device 511:0, the kernel says 508:0",
+        "/dev/nvidia1 is device 195:0, the kernel says 195:1",
+        "device 1 is no GPU of this host now",
+        f"device {simhost.gpus(2)[1].uuid} is no GPU of this host now",
+    ]
+    renumber(host, "nvidia-uvm", 508, 0)
+    renumber(host, "nvidia1", 195, 1)
+    assert host.check() == (0, FRESH)
+
+
+def test_capability_nodes_and_channels_of_an_earlier_load(tmp_path: Path) -> None:
+    cards = (simhost.divided(simhost.gpus(1)[0], (1, 0)),)
+    host = Host(tmp_path, gpus=cards, imex=(0, 3))
+    other = ["--mode", "imex", "--output", str(host.high.with_name("imex.yaml"))]
+    assert cli.main(["generate", "--host-root", str(host.folder), *other]) == 0
+    assert host.check()[0] == 0
+    cap = next(path.name for path in host.simulated.path("/dev/nvidia-caps").iterdir() if len(path.name) > 11)
+    minor = int(cap.removeprefix("nvidia-cap"))
+    renumber(host, f"nvidia-caps/{cap}", 99, minor)
+    renumber(host, "nvidia-caps-imex-channels/channel3", 99, 4)
+    said = host.check()[1]
+    assert f"  /dev/nvidia-caps/{cap} is device 99:{minor}, the kernel says 507:{minor}\n" in said
+    assert "/channel3 is device 99:4, the kernel says " in said
+
+
+def test_a_node_below_a_dev_root(tmp_path: Path) -> None:
+    """Its path on the host says which node is meant no more than the dev root's own name does."""
+    host = Host(tmp_path)
+    spec = host.spec()
+    for node in spec["containerEdits"]["deviceNodes"]:
+        node["hostPath"] = f"/dev/nvidia7{node['path']}"
+    host.write(spec)
+    simhost.tree.Tree(host.folder).node("/dev/nvidia7/dev/nvidia-uvm", 511, 0, 0o666)
+    assert "  /dev/nvidia7/dev/nvidia-uvm is device 511:0, the kernel says 508:0\n" in host.check()[1]
+
+
 def test_uvm_that_came_later(host: Host) -> None:
     spec = host.spec()
     nodes = spec["containerEdits"]["deviceNodes"]

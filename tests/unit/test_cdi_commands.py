@@ -106,6 +106,22 @@ def test_names_that_are_no_text_are_shown_as_text(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[1] == "  annotations.a\\n\\x1b: must be a string"
 
 
+# --- watch
+
+
+def test_watching_a_root_that_is_none(tmp_path: Path) -> None:
+    """Two lines each, as of the other verbs: no folder, and one without the place where the inventory is kept."""
+    done = command("watch", "--host-root", "/nope", "--once")
+    assert (done.returncode, done.stdout) == (1, "")
+    what = "nvhook: error: cannot open the host root /nope: No such file or directory"
+    assert done.stderr.splitlines() == [what, "  remedy: give an existing folder"]
+    done = command("watch", "--host-root", str(tmp_path), "--once")
+    assert done.returncode == 1
+    what = "nvhook: error: no place to keep the inventory: there is no /run"
+    remedy = f"  remedy: make {tmp_path}/run, or give as --host-root the folder that is the host's /"
+    assert done.stderr.splitlines() == [what, remedy]
+
+
 # --- validate
 
 

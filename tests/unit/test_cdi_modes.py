@@ -416,6 +416,141 @@ def test_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str], gate: str, pr
 
 
 @needs_root
+def test_channels_by_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number, or NVIDIA's longer name for it; `all` is what was asked for, unless nobody wants it."""
+    host = build(tmp_path, Host(graphics=False, imex=(0, 1, 2, 7)))
+
+    def names(*words: str) -> list[str]:
+        return spec.device_names(generate(host.root, capsys, "--mode", "imex", *words)[0])
+
+    made, _ = generate(host.root, capsys, "--mode", "imex", "--device-id", "channel7,0", "--strict")
+    assert spec.device_names(made) == ["0", "7", "all"]
+    every = made["devices"][2]["containerEdits"]["deviceNodes"]
+    assert [node["path"].rpartition("/")[2] for node in every] == ["channel0", "channel7"]
+    assert names("--device-id", "2", "--no-all-device") == ["2"]
+    assert names("--device-id", "7,all", "--no-all-device") == ["0", "1", "2", "7"]
+    made, said = generate(host.root, capsys, "--mode", "imex", "--vendor", "example.com", "--no-hooks")
+    assert (made["kind"], said) == ("example.com/imex-channel", "")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("item", "what"),
+    [
+        ("3", "IMEX channel 3 is missing on the host"),
+        ("channel1048575", "IMEX channel 1048575 is missing on the host"),
+        ("1048576", "'1048576' is no IMEX channel"),
+        ("0x1", "'0x1' is no IMEX channel"),
+        ("GPU-1", "'GPU-1' is no IMEX channel"),
+    ],
+)
+def test_channels_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str], item: str, what: str) -> None:
+    host = build(tmp_path, Host(graphics=False, imex=(0, 1)))
+    assert refused(host.root, capsys, "--mode", "imex", "--device-id", f"0,{item}") == what
+
+
+@needs_root
+def test_devices_of_tegra_by_id(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = thor(tmp_path, "NVIDIA Thor", "NVIDIA RTX PRO 6000")
+    made, _ = generate(host.root, capsys, "--device-id", "1", "--no-all-device", "--vendor", "example.com")
+    assert (made["kind"], spec.device_names(made)) == ("example.com/gpu", ["1"])
+    what = refused(host.root, capsys, "--device-id", "2")
+    assert what == "no GPU '2' on this host; there are 0, 1"
+
+
+OPTIONS = {
+    "--device-id": ("management", "gds", "wsl"),
+    "--no-all-device": ("management", "mofed", "wsl"),
+    "--device-name-strategy": ("management", "imex", "gdrcopy", "wsl", "csv"),
+    "--capabilities": ("imex", "nvswitch", "wsl", "csv"),
+    "--no-hooks": ("management", "wsl", "csv"),
+    "--strict": ("csv",),
+}
+VALUES = {"--device-id": ["0"], "--device-name-strategy": ["uuid"], "--capabilities": ["utility"]}
+
+
+@pytest.mark.parametrize(("option", "mode"), [(option, mode) for option, modes in OPTIONS.items() for mode in modes])
+def test_an_option_that_a_mode_would_not_obey_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, mode: str
+) -> None:
+    """Before the host is looked at, which here has nothing."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["generate", "--host-root", str(tmp_path), "--mode", mode, option, *VALUES.get(option, [])])
+    assert ended.value.code == 2
+    assert f"error: {option} is not for the mode {mode}, which" in capsys.readouterr().err
+
+
+@needs_root
+def test_the_mode_of_the_host_counts_for_that_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare.wsl(tmp_path)
+    with pytest.raises(SystemExit):
+        cli.main(["generate", "--host-root", str(tmp_path), "--device-id", "0"])
+    assert "--device-id is not for the mode wsl" in capsys.readouterr().err
+
+
+@needs_root
+def test_a_hook_that_is_not_there_is_missed_by_a_spec_that_has_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where the host would start it, and after what is wrong with the host."""
+    host = build(tmp_path, Host(graphics=False, imex=(0,), gates=frozenset({"gdrcopy"})))
+    words = ["generate", "--host-root", str(host.root), "--nvml", "never"]
+
+    def said(*more: str) -> str:
+        assert cli.main([*words, *more]) == 0
+        return capsys.readouterr().err
+
+    for more in (("--mode", "imex"), ("--mode", "gdrcopy"), ("--mode", "gdrcopy", "--no-hooks")):
+        assert said(*more) == ""
+    assert said("--disable-hook", "all") == ""
+    missing = "nvhook: warning: /usr/bin/nvhook-create-container is not there yet: no container starts with this spec "
+    assert said().startswith(missing)
+    assert said("--mode", "management").startswith(missing)
+    Tree(host.root).write("/usr/local/bin/nvhook-create-container", "", 0o755)
+    assert cli.main(words) == 0
+    out, err = capsys.readouterr()
+    assert (reader.parse(out)["containerEdits"]["hooks"][0]["path"], err) == (
+        "/usr/local/bin/nvhook-create-container",
+        "",
+    )
+    assert cli.main([*words, "--mode", "nvswitch"]) == 1
+    assert "is not there yet" not in capsys.readouterr().err
+
+
+@needs_root
+def test_strictly_managed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without nvidia-uvm what is managed computes nothing; who wants no CUDA is served."""
+    host = build(tmp_path, Host(graphics=False, missing=frozenset({"nvidia-uvm"})))
+    words = ("--mode", "management", "--strict")
+    assert "CUDA will not work, for /dev/nvidia-uvm is missing" in refused(host.root, capsys, *words)
+    made, _ = generate(host.root, capsys, *words, "--capabilities", "utility")
+    assert not any("libcuda" in path for path in mounts(made))
+    generate(host.root, capsys, "--mode", "management", "--device-id", "all")
+
+
+@needs_root
+def test_a_part_of_wsl_that_is_missing_is_left_out_strictly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tree = bare.wsl(tmp_path)
+    generate(tmp_path, capsys, "--strict")
+    tree.path(f"{bare.STORE}/nvcubins.bin").unlink()
+    assert "nvcubins.bin is missing" in refused(tmp_path, capsys, "--strict")
+
+
+@needs_root
+def test_a_channel_of_another_number_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong with other nodes and sockets is no part of this."""
+    host = build(tmp_path, Host(graphics=False, imex=(0, 1), missing=frozenset({"nvidia-uvm"}), fabricmanager="dead"))
+    channel = host.path("/dev/nvidia-caps-imex-channels/channel1")
+    made, said = generate(host.root, capsys, "--mode", "imex", "--strict")
+    assert (spec.device_names(made), said) == (["0", "1", "all"], "")
+    channel.unlink()
+    os.mknod(channel, 0o020666, os.makedev(1, 1))
+    made, said = generate(host.root, capsys, "--mode", "imex")
+    assert spec.device_names(made) == ["0", "all"] and "channel1 is left out: it is device 1:1" in said
+    assert "channel1 is left out: it is device 1:1" in refused(host.root, capsys, "--mode", "imex", "--strict")
+
+
+@needs_root
 def test_without_channels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     host = build(tmp_path, Host(graphics=False))
     assert refused(host.root, capsys, "--mode", "imex").startswith("no IMEX channel is there: ")

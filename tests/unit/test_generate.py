@@ -443,7 +443,8 @@ def test_a_mig_device_without_its_nodes_is_left_out(divided_host: dict[str, Any]
     names = spec.device_names(generate.make(divided_host, HOOK))
     assert "1:0" in names and "1:1" not in names
     assert generate.left_out(divided_host)[0] == (
-        "MIG device 1:1 (gi 1, ci 0) is left out: not all its nodes below /dev/nvidia-caps are there"
+        "MIG device 1:1 (gi 1, ci 0) is left out: not all its nodes below /dev/nvidia-caps are there; "
+        "`nvhook nodes create` makes them"
     )
     for entry in divided_host["mig"]:
         entry["nodes"] = []

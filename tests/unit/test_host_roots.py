@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,7 @@ def test_only_newer_libraries_are_none(tmp_path: Path) -> None:
 
 
 def test_generate_names_both_versions_and_the_remedy(tmp_path: Path) -> None:
-    found = look(upgraded(tmp_path))
-    found["nodes"] = [{"role": "control", "path": "/dev/nvidiactl", "host_path": "/dev/nvidiactl", "mode": 0, "gid": 0}]
+    found = with_control_node(look(upgraded(tmp_path)))
     with pytest.raises(NvhookError, match=f"driver {RELEASE} .* libraries of {NEWER}") as caught:
         generate.make(found, HOOK)
     assert "reboot" in caught.value.remedy and NEWER in caught.value.remedy
@@ -128,7 +128,10 @@ def test_generate_names_both_versions_and_the_remedy(tmp_path: Path) -> None:
 @needs_root
 def test_a_start_names_both_versions(tmp_path: Path) -> None:
     found = look(upgraded(tmp_path))
-    with pytest.raises(NvhookError, match=f"no libcuda.so.1 of the loaded driver {RELEASE} .*only of {NEWER}"):
+    expected = (
+        f"no libcuda.so.1 of the loaded driver {RELEASE} was found in .*/ld.so.cache, .*; there are libraries of "
+    )
+    with pytest.raises(NvhookError, match=f"{expected}{NEWER}; capability `compute` needs it"):
         selection.select(found, Request(None, ("compute",)))
 
 
@@ -143,6 +146,12 @@ def test_what_is_still_there_of_the_loaded_version_is_used(tmp_path: Path, left:
 # --- nothing
 
 
+def with_control_node(found: dict[str, Any]) -> dict[str, Any]:
+    """The node that a spec needs, which takes root to make."""
+    found["nodes"] = [{"role": "control", "path": "/dev/nvidiactl", "host_path": "/dev/nvidiactl", "mode": 0, "gid": 0}]
+    return found
+
+
 @pytest.mark.parametrize("prefix", ["", "/drv"])
 def test_every_place_that_was_searched_is_listed(tmp_path: Path, prefix: str) -> None:
     host = build(tmp_path, Host(driver_root=prefix or "/", dev_root=prefix or "/"))
@@ -154,10 +163,77 @@ def test_every_place_that_was_searched_is_listed(tmp_path: Path, prefix: str) ->
     for place in ("/srv/none", *(prefix + folder for folder in inside), f"the folders of {prefix}/etc/ld.so.cache"):
         assert place in found["searched"] and place in text
     assert len(found["searched"]) == len(set(found["searched"]))
-    found["nodes"] = [{"role": "control", "path": "/dev/nvidiactl", "host_path": "/dev/nvidiactl", "mode": 0, "gid": 0}]
+    with_control_node(found)
     with pytest.raises(NvhookError) as caught:
         generate.make(found, HOOK)
     assert caught.value.what == text and "--driver-root" in caught.value.remedy
+
+
+def test_a_32_bit_driver_alone_is_nothing(tmp_path: Path) -> None:
+    """And every place is listed then too."""
+    host = build(tmp_path, Host(i386=True))
+    shutil.rmtree(host.path("/usr/lib/x86_64-linux-gnu"))
+    found = with_control_node(look(host))
+    assert found["libraries"] == []
+    with pytest.raises(NvhookError, match=f"of the loaded driver {RELEASE} was found in the folders of .*/usr/lib64, "):
+        generate.make(found, HOOK)
+
+
+def test_without_libraries_of_a_capability(tmp_path: Path) -> None:
+    """Where the driver is complete as far as it goes, no place is to blame."""
+    found = with_control_node(look(build(tmp_path, Host(graphics=False))))
+    found["libraries"] = [item for item in found["libraries"] if item["capability"] != "ngx"]
+    with pytest.raises(NvhookError, match=r"^the driver has no library for the capabilities ngx$"):
+        generate.make(found, HOOK, generate.Options(capabilities=("ngx",)))
+
+
+@pytest.mark.parametrize(
+    ("soname", "capability", "other"),
+    [("libcuda.so.1", "compute", "utility"), ("libnvidia-ml.so.1", "utility", "compute")],
+)
+def test_a_driver_without_what_a_capability_needs(tmp_path: Path, soname: str, capability: str, other: str) -> None:
+    """A second driver's files, and what is left of the loaded one's, do not make up for it."""
+    left = "550.90.07"
+    host = build(tmp_path, Host(i386=True, leftover=left))
+    host.library(soname).unlink()
+    found = with_control_node(look(host))
+    with pytest.raises(NvhookError) as caught:
+        generate.make(found, HOOK)
+    assert caught.value.what.startswith(f"no {soname} of the loaded driver {RELEASE} was found in the folders of /etc/")
+    instead = f"; there are libraries of {left}; capability `{capability}` needs it"
+    assert "/usr/lib/x86_64-linux-gnu, " in caught.value.what and caught.value.what.endswith(instead)
+    assert f"load that of {left}" in caught.value.remedy
+    found["gpus"] = []
+    with pytest.raises(NvhookError, match="no GPU to generate a spec for"):
+        # Past the libraries, for who does not ask for it.
+        generate.make(found, HOOK, generate.Options(capabilities=(other,)))
+
+
+@needs_root
+def test_a_spec_without_libcuda_is_not_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One file of the loaded driver in vdpau's folder does not make it a driver; for utility alone all is well."""
+    description = Host(leftover="550.90.07")
+    host = build(tmp_path / "host", description)
+    output = tmp_path / "cdi/nvidia.yaml"
+    words = ["generate", "--host-root", str(host.root), "--hook-path", HOOK, "--output", str(output)]
+    host.library("libcuda.so.1").unlink()
+    assert cli.main(words) == 1
+    assert "nvhook: error: no libcuda.so.1 of the loaded driver 580.159.04 was found" in capsys.readouterr().err
+    assert not output.exists()
+    for path in host.path(host.library_folder).glob("*.550.90.07"):
+        path.unlink()
+    assert cli.main(words) == 1
+    assert "  remedy: install all of the driver 580.159.04, or give --library-search-path\n" in capsys.readouterr().err
+    assert cli.main([*words, "--capabilities", "utility"]) == 0
+    assert cli.main([*words, "--mode", "management", "--output", str(tmp_path / "cdi/management.yaml")]) == 0
+    build(host.root, description)
+    for one in host.libraries:
+        if "vdpau" not in one.path:
+            host.path(one.path).unlink(missing_ok=True)
+    capsys.readouterr()
+    for mode in ("nvml", "management"):
+        assert cli.main([*words, "--mode", mode]) == 1
+        assert "; there are libraries of 550.90.07; capability `" in capsys.readouterr().err
 
 
 def test_a_dangling_store_is_nothing(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hook.cli import main
 from tests.needs import needs_program, needs_root
-from tests.simhost import Host, SimulatedHost, build, gpus
+from tests.simhost import Host, SimulatedHost, bare, build, gpus
 
 pytestmark = needs_root
 
@@ -160,6 +161,16 @@ def test_without_a_driver_there_is_nothing_to_make(tmp_path: Path, capsys: pytes
     assert "no NVIDIA driver is loaded" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("make", "name"), [(bare.wsl, "WSL"), (bare.tegra, "Tegra")])
+def test_where_no_module_makes_nodes_none_is_to_be_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], object], name: str
+) -> None:
+    make(tmp_path)
+    assert main(["nodes", "create", "--host-root", str(tmp_path)]) == 1
+    what, remedy = capsys.readouterr().err.splitlines()
+    assert what.startswith(f"nvhook: error: this is {name}, where no module tells of GPUs") and "--mode" in remedy
+
+
 # Links
 
 
@@ -193,6 +204,25 @@ def test_a_link_of_another_node_is_set_right(host: SimulatedHost) -> None:
     host.path("/dev/char/508:0").symlink_to("../somebody")
     assert run(host, "link") == 0
     assert links_of(host)["508:0"] == "../nvidia-uvm"
+
+
+def test_a_node_that_is_missing_is_named_and_the_others_have_links(
+    host: SimulatedHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One warning, for one module brings both of its nodes."""
+    for name in ("nvidia-uvm", "nvidia-uvm-tools"):
+        host.path(f"/dev/{name}").unlink()
+    for _ in range(2):
+        assert run(host, "link") == 0
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("nvhook: warning: /dev/nvidia-uvm is missing and gets no link: ")
+    assert links_of(host)["195:0"] == "../nvidia0"
+
+
+def test_where_there_is_no_node_none_is_missed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    host = build(tmp_path / "host", Host(modules=()))
+    assert run(host, "link") == 0
+    assert capsys.readouterr() == ("", "")
 
 
 # Modules. What is loaded is the kernel's own to tell, so these put a simulated kernel's /proc, /sys and /dev and a

@@ -147,7 +147,7 @@ def test_a_gpu_that_takes_nvml_down_is_named_and_left_alone(
     assert asked(host.nvml_calls()) == {0, 2, 3} and indexes(again) == indexes(found)
     (fault,) = again["faults"]
     assert fault["bus_id"] == BUS_IDS[1]
-    assert fault["reason"].startswith("NVML did not answer when asked about it, and is not asked again for ")
+    assert fault["reason"].startswith(f"NVML {reason} when asked about it, and is not asked again for ")
     # A person who insists is not told to wait; and a GPU that answers is forgiven.
     host.set_nvml(Nvml())
     assert uuids(look(host, folder, mode="always")) == UUIDS
@@ -193,7 +193,9 @@ def test_nvml_that_does_not_start(host: SimulatedHost, folder: int, fault: Fault
     assert text.partition(":")[0] == reason.partition(":")[0]
     if fault.action != "return":
         host.clear_nvml_calls()
-        assert said(look(host, folder))[0].startswith("NVML is not asked about the driver for ")
+        (text,) = said(look(host, folder))
+        assert text.startswith("NVML is not asked about the driver for ")
+        assert text.endswith(f": it {reason.removeprefix('NVML ').partition(' when')[0]}")
         assert host.nvml_calls() == ()
 
 
@@ -255,7 +257,7 @@ def test_the_pause_doubles_up_to_an_hour(folder: int) -> None:
     back_off = nvml.BackOff(folder, "boot")
     lefts = []
     for _ in range(9):
-        back_off.blame("0000:10:00.0")
+        back_off.blame("0000:10:00.0", "died of signal 11")
         lefts.append(round(nvml.BackOff(folder, "boot").left("0000:10:00.0")))
     assert lefts == [60, 120, 240, 480, 960, 1920, 3600, 3600, 3600]
     assert nvml.BackOff(folder, "boot").left("0000:18:00.0") == 0
@@ -265,17 +267,21 @@ def test_the_pause_doubles_up_to_an_hour(folder: int) -> None:
 
 def test_the_pause_ends(folder: int) -> None:
     back_off = nvml.BackOff(folder, "boot")
-    back_off.blame("0000:10:00.0")
+    back_off.blame("0000:10:00.0", "died of signal 11")
     back_off.failures["0000:10:00.0"][1] = fingerprint.now() - nvml.FIRST_BACK_OFF - 1
     assert back_off.left("0000:10:00.0") == 0
 
 
 def test_another_boot_starts_anew(folder: int) -> None:
-    nvml.BackOff(folder, "boot").blame("0000:10:00.0")
+    nvml.BackOff(folder, "boot").blame("0000:10:00.0", "died of signal 11")
     assert nvml.BackOff(folder, "another").left("0000:10:00.0") == 0
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"boot_id": "boot", "failures": {"x": 1}}', b"\xff"])
+# As releases wrote it that did not keep why.
+OLDER = b'{"boot_id": "boot", "failures": {"x": [1, 5.0]}}'
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"boot_id": "boot", "failures": {"x": 1}}', OLDER, b"\xff"])
 def test_a_broken_memory_is_none(folder: int, content: bytes) -> None:
     store.write_own(folder, nvml.BACK_OFF_FILE, content)
     assert nvml.BackOff(folder, "boot").failures == {}
@@ -283,7 +289,7 @@ def test_a_broken_memory_is_none(folder: int, content: bytes) -> None:
 
 def test_without_a_folder_nothing_is_remembered() -> None:
     back_off = nvml.BackOff(None, "boot")
-    back_off.blame("0000:10:00.0")
+    back_off.blame("0000:10:00.0", "died of signal 11")
     assert nvml.BackOff(None, "boot").failures == {}
 
 

@@ -19,6 +19,7 @@ import yaml
 
 from cdi import names, reader, spec, versions
 from ldcache.errors import NvhookError
+from tests.needs import needs_program, needs_root
 
 TREE = Path(__file__).resolve().parents[2]
 
@@ -250,8 +251,9 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "nvidia.yaml"
     path.mkdir()
-    with pytest.raises(NvhookError, match="cannot write .*nvidia.yaml: "):
+    with pytest.raises(NvhookError, match="cannot write .*nvidia.yaml: ") as caught:
         spec.write(path, "text\n")
+    assert caught.value.remedy == "give --output the name of a file"
     assert os.listdir(tmp_path) == ["nvidia.yaml"]
 
 
@@ -259,6 +261,32 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("")
     with pytest.raises(NvhookError, match="cannot write"):
         spec.write(tmp_path / "cdi" / "nvidia.yaml", "text\n")
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("options", "reason", "remedy"),
+    [
+        ("size=64k", "No space left on device", "make room there, or give --output another place"),
+        ("ro", "Read-only file system", "give --output a place that is not read-only, such as /var/run/cdi"),
+    ],
+)
+@needs_program("unshare")
+def test_a_disk_that_takes_nothing(tmp_path: Path, options: str, reason: str, remedy: str) -> None:
+    """A user's rights are not to blame for it."""
+    program = "import sys; from pathlib import Path; from cdi import spec; from ldcache.errors import NvhookError\n"
+    program += "try: spec.write(Path(sys.argv[1]), 'x' * 200000)\n"
+    program += "except NvhookError as error: print(error.what, error.remedy, sep='\\n')"
+    script = f'mount -t tmpfs -o {options} none "$1" && shift && exec "$@"'
+    path = tmp_path / "nvidia.json"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-euc", script, "sh", str(tmp_path), sys.executable, "-c", program, str(path)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.splitlines() == [f"cannot write {path}: {reason}", remedy], done.stderr
 
 
 def test_a_temporary_file_left_behind_is_in_nobodys_way(tmp_path: Path) -> None:
