@@ -22,8 +22,9 @@ from ldcache.errors import NvhookError
 
 DEADLINE = 120.0
 CHILD = "import sys; sys.path[:0] = sys.argv.pop(1).split('\\n'); from cdi.__main__ import main; sys.exit(main())"
-# Parts of a fingerprint that send no event, or none that is sure to come.
-SILENT = ("nvhook", "until", "text", "names", "majors", "mig")
+# Parts of a fingerprint that send no event, or none that is sure to come; and `ours`: everybody's files in /tmp would
+# wake us.
+SILENT = ("nvhook", "until", "text", "names", "majors", "mig", "ours")
 
 Say = Callable[[str, str], None]
 

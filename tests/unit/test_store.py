@@ -503,3 +503,34 @@ def test_a_fifo_in_the_locks_place_names_no_holder(folder: int, host: SimulatedH
     with pytest.raises(NvhookError, match="by process unknown, does not come to its end"):
         store.take_lock(folder, time.monotonic())
     os.close(lock)
+
+
+MEDDLE = """
+import itertools, os
+os.setuid(65534)
+os.mkdir("nvidia-mps")
+print(flush=True)
+for mode in itertools.cycle(range(0o700, 0o777)):
+    os.chmod("nvidia-mps", mode)
+"""
+
+
+@needs_root
+def test_a_user_who_meddles_in_tmp_stops_no_start(fd: int, host: SimulatedHost) -> None:
+    tmp = host.path("/tmp")
+    tmp.mkdir(exist_ok=True)
+    tmp.chmod(0o1777)
+    user = subprocess.Popen([sys.executable, "-c", MEDDLE], cwd=tmp, stdout=subprocess.PIPE)
+    try:
+        assert user.stdout is not None and user.stdout.readline() == b"\n"
+        for _ in range(3):
+            kept_file(host).unlink(missing_ok=True)
+            assert store.inventory(fd, str(host.root))["sockets"] == []
+            before = kept_file(host).stat()
+            for _ in range(100):
+                store.inventory(fd, str(host.root))
+            assert kept_file(host).stat().st_ino == before.st_ino
+        assert user.poll() is None
+    finally:
+        user.kill()
+        user.communicate()
