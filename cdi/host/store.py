@@ -190,8 +190,22 @@ def _by_child(root_fd: int, folder: int, options: Options, end: float) -> dict[s
         reason = stale(root_fd, kept, options)
         if reason is None:
             return kept
-    what = f"the host keeps changing while its inventory is made: {reason} changed again"
-    raise NvhookError(what, "start the container when the driver's installation is done")
+    what = f"the host keeps changing while its inventory is made: {reason} changed again{owner(root_fd, str(reason))}"
+    raise NvhookError(what, "start the container when the driver's installation is done, or end what changes that")
+
+
+def owner(root_fd: int, path: str) -> str:
+    """Words on whose a path is, for an error: of what is gone, the nearest folder above that is there; "" for a reason
+    that is no path."""
+    place = path if path.startswith("/") else ""
+    while place:
+        try:
+            uid = root.stat(root_fd, place, follow=False).st_uid
+        except OSError:
+            place = place.rpartition("/")[0]
+            continue
+        return f"; {'it' if place == path else place} belongs to uid {uid}"
+    return ""
 
 
 def find_folder(root_fd: int, host_root: str) -> int | None:
