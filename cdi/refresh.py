@@ -243,8 +243,8 @@ def clean(output: Path) -> None:
         try:
             path.unlink()
         except OSError:
-            # Read-only; the next write will say so.
-            return
+            # No file, or a read-only place; the next write will say so.
+            continue
 
 
 def default_output(host_root: str) -> Path:

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from cdi import cli, events, reader, registry, watch
+from cdi import cli, events, reader, refresh, registry, watch
 from ldcache.errors import NvhookError
 from tests import simhost
 from tests.cdihost import LAUNCHER, TREE, Host
@@ -351,3 +351,12 @@ def test_in_the_journal_a_line_has_its_level_and_no_time(host: Host, start: Call
     until(lambda: "is written" in host.log(), host)
     lines = host.log().splitlines()
     assert all(re.match(r"<[346]>nvhook\[watch\] -: ", line) for line in lines), lines
+
+
+def test_what_can_not_be_swept_stops_no_sweep(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f".nvidia.yaml.{number}.tmp").mkdir()
+    (tmp_path / ".nvidia.yaml.20.tmp").touch()
+    refresh.clean(tmp_path / "nvidia.yaml")
+    assert not (tmp_path / ".nvidia.yaml.20.tmp").exists()
+    assert len(os.listdir(tmp_path)) == 20
