@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from ldcache.errors import NvhookError
 
 DEADLINE = 120.0
 CHILD = "import sys; sys.path[:0] = sys.argv.pop(1).split('\\n'); from cdi.__main__ import main; sys.exit(main())"
-# Parts of a fingerprint that send no event, or none that is sure to come.
-SILENT = ("nvhook", "until", "text", "names", "majors", "mig")
+# Parts of a fingerprint that send no event, or none that is sure to come; and `ours`: everybody's files in /tmp would
+# wake us.
+SILENT = ("nvhook", "until", "text", "names", "majors", "mig", "ours")
+TOLD_MAX = 64
 
 Say = Callable[[str, str], None]
 
@@ -41,7 +44,8 @@ class Refresh:
         self.options = options
         self.say = say
         self.root_fd = root.open_host(options.host_root)
-        self._told: list[str] = []
+        # The last of them: a daemon lives long, and some lines have a number in them that is another each time.
+        self._told: deque[str] = deque(maxlen=TOLD_MAX)
         # What the file was when it was right; nothing is known of it before the first look.
         self._seen: tuple[int, ...] | None = None
 
@@ -243,8 +247,8 @@ def clean(output: Path) -> None:
         try:
             path.unlink()
         except OSError:
-            # Read-only; the next write will say so.
-            return
+            # No file, or a read-only place; the next write will say so.
+            continue
 
 
 def default_output(host_root: str) -> Path:

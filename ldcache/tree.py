@@ -86,7 +86,8 @@ class Tree:
         with self.folder_of(name) as (folder, base):
             if base in (b"", b".", b".."):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(name))
-            temporary = b".%b.%d~" % (base[:200], os.getpid())
+            # Whoever made the root could have put something where the name can be told beforehand.
+            temporary = b".%b.%b~" % (base[:200], os.urandom(8).hex().encode())
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
             try:
                 with open(fd, "wb", closefd=True) as file:

@@ -14,7 +14,8 @@
  * which the runtime must see, in an anonymous file. No new privileges must stay off: the container would inherit it.
  *
  * The two paths are written into the installed copy over the marks below (hook/install.py), or compiled in
- * by a package. A copy with a mark still in it refuses.
+ * by a package. A copy with a mark still in it refuses, under every name: a path that is not absolute would be looked
+ * up in the working directory, which is the image's.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -261,12 +262,11 @@ int main(int argc, char **argv, char **environment)
     const char *name = base_name(argc > 0 ? argv[0] : "");
     int count = 0;
 
-    if (has(runtimes, name, "."))
-        return run_runtime(name, argc, argv, environment);
-
-    if (*(volatile char *)python == '@' || *(volatile char *)entry == '@')
+    if (*(volatile char *)python != '/' || *(volatile char *)entry != '/')
         return fail("this launcher is not installed: no interpreter is written into it", "",
                     "run `nvhook install`, or install the nvhook package");
+    if (has(runtimes, name, "."))
+        return run_runtime(name, argc, argv, environment);
     if (is_command(name, argv + (argc > 0)))
         return run_command(argv, environment);
     if (!verb_of(name))

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from cdi.host import config, settings
+from cdi.host import config, settings, store
 from ldcache import root
 from ldcache.errors import NvhookError
 
@@ -99,7 +99,6 @@ def change(word: str) -> tuple[str, Any]:
 def write(root_fd: int, content: str) -> None:
     """Put the file in its place, by rename. Raises NvhookError."""
     folder, name = root.split(settings.OURS)
-    temporary = f".{name}.{os.getpid()}"
     try:
         parent = root.open_path(root_fd, root.split(folder)[0])
         try:
@@ -110,11 +109,7 @@ def write(root_fd: int, content: str) -> None:
             os.close(parent)
         place = root.open_path(root_fd, folder)
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=place)
-            with os.fdopen(fd, "w", encoding="utf-8") as file:
-                os.fchmod(fd, 0o644)
-                file.write(content)
-            os.rename(temporary, name, src_dir_fd=place, dst_dir_fd=place)
+            store.write_own(place, name, content.encode())
         finally:
             os.close(place)
     except OSError as error:

@@ -191,11 +191,10 @@ def sockets(
     found, warnings = [], []
     for name, group in table.SOCKETS:
         for where in bases:
-            looks = (unlinked(recorder, where, f"{run}/{name}") for run in table.RUN_FOLDERS)
-            path, linked = next((look for look in looks if look[0]), (None, False))
+            path = _place(recorder, where, [f"{run}/{name}" for run in table.RUN_FOLDERS])
             if path is None:
                 continue
-            reason = LINKED if linked else refusal(where.fd, path)
+            reason = refusal(where.fd, path)
             if reason is not None:
                 warnings.append(f"{where.prefix}{path} is left out: {reason}")
                 continue
@@ -205,16 +204,24 @@ def sockets(
     return found + folder, warnings + warning
 
 
-def unlinked(recorder: fingerprint.Recorder, where: fingerprint.Base, path: str) -> tuple[str | None, bool]:
-    """What a path leads to, None if nowhere, and whether its last part is a link.
+def _place(recorder: fingerprint.Recorder, where: fingerprint.Base, paths: list[str]) -> str | None:
+    """The first of these at which something is, with no link in the folders above.
 
-    Who may write in its folder, as anybody in /tmp, could have that link lead to any socket or folder of the
-    host's, and it would be mounted into containers. The folders above are root's.
+    A link at its end stays one. Who may write in its folder could have it lead to any socket of the host's, and that
+    would be mounted into containers. The folders above are root's.
     """
-    folder, _, name = path.rpartition("/")
-    above = recorder.resolve(where, folder)
-    real = recorder.entry(where, path)
-    return real, real is not None and (above is None or real != f"{above.rstrip('/')}/{name}")
+    for path in paths:
+        real = recorder.unfollowed("entry", where, path)
+        if real is not None and _status(where, real) is not None:
+            return real
+    return None
+
+
+def _status(where: fingerprint.Base, path: str) -> os.stat_result | None:
+    try:
+        return root.stat(where.fd, path, follow=False)
+    except OSError:
+        return None
 
 
 def _socket(path: str, container_path: str, group: str, kind: str) -> dict[str, Any]:
@@ -229,8 +236,9 @@ def refusal(root_fd: int, path: str) -> str | None:
     except OSError as error:
         return error.strerror or "it can't be opened"
     try:
-        if not stat.S_ISSOCK(os.fstat(fd).st_mode):
-            return "it is no socket"
+        mode = os.fstat(fd).st_mode
+        if not stat.S_ISSOCK(mode):
+            return LINKED if stat.S_ISLNK(mode) else "it is no socket"
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.setblocking(False)
             # By way of the descriptor: sun_path holds 108 bytes, and the name can't change under us.
@@ -244,17 +252,17 @@ def refusal(root_fd: int, path: str) -> str | None:
 
 
 def _mps(recorder: fingerprint.Recorder, host: fingerprint.Base) -> tuple[list[dict[str, Any]], list[str]]:
-    path, linked = unlinked(recorder, host, table.MPS_FOLDER)
-    if path is None:
+    # Anybody can make a folder in /tmp and listen there for other users' CUDA programs, or put a link there, or take
+    # it all away between two looks. Root's mode says nothing: MPS servers run as their clients' users, and have to make
+    # their pipes in it.
+    path = recorder.unfollowed("ours", host, table.MPS_FOLDER)
+    status = None if path is None else _status(host, path)
+    if path is None or status is None:
         return [], []
-    if linked:
-        return [], [f"{table.MPS_FOLDER} is left out: {LINKED}"]
-    # Not followed, for the moment between the two looks: a link to a folder of root's would pass for root's own.
-    status = root.stat(host.fd, path, follow=False)
-    if not stat.S_ISDIR(status.st_mode):
-        return [], [f"{path} is left out: it is no folder"]
-    # Anybody can make a folder in /tmp and listen there for other users' CUDA programs. Its mode says nothing:
-    # MPS servers run as their clients' users, and have to make their pipes in it.
-    if status.st_uid not in (0, os.geteuid()):
-        return [], [f"{path} is left out: it belongs to uid {status.st_uid}"]
-    return [_socket(host.prefix + path, table.MPS_FOLDER, "compute", "directory")], []
+    if fingerprint.is_ours(status):
+        return [_socket(host.prefix + path, table.MPS_FOLDER, "compute", "directory")], []
+    if stat.S_ISDIR(status.st_mode):
+        reason = f"it belongs to uid {status.st_uid}"
+    else:
+        reason = LINKED if stat.S_ISLNK(status.st_mode) else "it is no folder"
+    return [], [f"{path} is left out: {reason}"]

@@ -18,9 +18,11 @@ gathered, each thing *before* it was read, so that a change in between is seen.
     node     [rdev, mode, uid, gid]                      device nodes
     entry    [dev, inode, mode, uid]                     sockets and folders whose times always change; the folders
                                                          /sys/module/nvidia*, which tell of a reload
+    ours     [dev, inode, mode, uid]                     a folder of root's or of our own where anybody may make one
     until    seconds since boot                          the moment to look again at a GPU that was left out
 
-`file`, `link`, `node` and `entry` are None for what is not there.
+`file`, `link`, `node` and `entry` are None for what is not there, `ours` for whatever else is there too: what
+another user puts into /tmp is not used, and must not make an inventory stale, or that user could stop all starts.
 """
 
 from __future__ import annotations
@@ -121,8 +123,27 @@ def _entry(fd: int, name: str) -> list[int] | None:
     return [status.st_dev, status.st_ino, status.st_mode, status.st_uid]
 
 
+def is_ours(status: posix.stat_result) -> bool:
+    """Whether something is a folder that nobody but root, or who we are, can have made."""
+    return root.file_type(status.st_mode) == root.S_IFDIR and status.st_uid in (0, posix.geteuid())
+
+
+def _ours(fd: int, name: str) -> list[int] | None:
+    try:
+        status = posix.stat(name, dir_fd=fd, follow_symlinks=False)
+    except OSError:
+        return None
+    return [status.st_dev, status.st_ino, status.st_mode, status.st_uid] if is_ours(status) else None
+
+
 # -1 as dir_fd gives EBADF, an OSError: what lies in a folder that is not there is not there.
-IN_FOLDER: dict[str, Callable[[int, str], Any]] = {"file": _file, "link": _link, "node": _node, "entry": _entry}
+IN_FOLDER: dict[str, Callable[[int, str], Any]] = {
+    "file": _file,
+    "link": _link,
+    "node": _node,
+    "entry": _entry,
+    "ours": _ours,
+}
 
 
 def text(root_fd: int, path: str, limit: int = TEXT_MAX) -> str:
@@ -316,10 +337,19 @@ class Recorder:
 
     def node(self, base: Base, path: str) -> None:
         """Remembers a device node, or that there is none; a link in its place is not followed."""
+        self.unfollowed("node", base, path)
+
+    def unfollowed(self, kind: str, base: Base, path: str) -> str | None:
+        """Remembers, as of that kind, what lies at `path`, or that nothing does; its name with no link in the folders
+        above, None where these lead nowhere. A link in its place is not followed: who may write in the folder
+        chose where it leads, and could change at will what the fingerprint then depends on.
+        """
         folder, _, name = path.rpartition("/")
         where = self._folder(base, folder, LINKS_MAX)
-        if where is not None:
-            self._look("node", base, f"{where}/{name}")
+        if where is None:
+            return None
+        self._look(kind, base, f"{where}/{name}")
+        return f"{where}/{name}"
 
     def _look(self, kind: str, base: Base, real: str) -> None:
         folder, _, name = real.rpartition("/")

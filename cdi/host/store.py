@@ -36,6 +36,8 @@ LOCK = "lock"
 NVML_LOCK = "nvml.lock"
 INVENTORY_MAX = 16 << 20
 STDERR_MAX = 65536
+# Of a temporary file's name, which nobody can tell beforehand.
+RANDOM_BYTES = 8
 
 # Gathering takes about 0.1 s; asking NVML without persistence mode 2 s for each GPU.
 DEADLINE = 30.0
@@ -190,8 +192,22 @@ def _by_child(root_fd: int, folder: int, options: Options, end: float) -> dict[s
         reason = stale(root_fd, kept, options)
         if reason is None:
             return kept
-    what = f"the host keeps changing while its inventory is made: {reason} changed again"
-    raise NvhookError(what, "start the container when the driver's installation is done")
+    what = f"the host keeps changing while its inventory is made: {reason} changed again{owner(root_fd, str(reason))}"
+    raise NvhookError(what, "start the container when the driver's installation is done, or end what changes that")
+
+
+def owner(root_fd: int, path: str) -> str:
+    """Words on whose a path is, for an error: of what is gone, the nearest folder above that is there; "" for a reason
+    that is no path."""
+    place = path if path.startswith("/") else ""
+    while place:
+        try:
+            uid = root.stat(root_fd, place, follow=False).st_uid
+        except OSError:
+            place = place.rpartition("/")[0]
+            continue
+        return f"; {'it' if place == path else place} belongs to uid {uid}"
+    return ""
 
 
 def find_folder(root_fd: int, host_root: str) -> int | None:
@@ -319,13 +335,14 @@ def save(folder: int, value: dict[str, Any]) -> None:
 
 
 def write_own(folder: int, name: str, content: bytes) -> None:
-    """Replace a file by rename, so that a reader sees the old one or the new one, whole.
+    """Replace a file by rename, so that a reader sees the old one or the new one, whole. Raises OSError.
 
-    /run is a tmpfs and what is kept there can be made anew: there is nothing to fsync.
+    /run is a tmpfs and what is kept there can be made anew: there is nothing to fsync. The folder may be one in which
+    others write too: nobody can have put anything where the new file is made, and what can't be swept stays.
     """
-    temporary = f".{name}.{posix.getpid()}"
     _sweep(folder, f".{name}.")
-    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC | posix.O_NOFOLLOW | posix.O_CLOEXEC
+    temporary = f".{name}.{posix.urandom(RANDOM_BYTES).hex()}"
+    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
     fd = posix.open(temporary, flags, 0o600, dir_fd=folder)
     try:
         left = memoryview(content)
@@ -334,21 +351,39 @@ def write_own(folder: int, name: str, content: bytes) -> None:
         posix.fchmod(fd, 0o644)
         posix.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
-        posix.unlink(temporary, dir_fd=folder)
+        _unlink(folder, temporary)
         raise
     finally:
         posix.close(fd)
 
 
 def _sweep(folder: int, beginning: str) -> None:
-    """Remove what a writer that was killed has left; our caller holds the lock, so there is no other one."""
+    """Remove what a writer that was killed has left; our caller holds the lock, so there is no other one. Not what is
+    named alike by chance or is another user's: the folder may be everybody's."""
+    length = len(beginning) + 2 * RANDOM_BYTES
     fd = root.reopen(folder, posix.O_RDONLY | posix.O_DIRECTORY)
     try:
         for name in posix.listdir(fd):
-            if name.startswith(beginning):
-                posix.unlink(name, dir_fd=fd)
+            if len(name) == length and name.startswith(beginning) and _is_own_file(fd, name):
+                _unlink(fd, name)
     finally:
         posix.close(fd)
+
+
+def _is_own_file(folder: int, name: str) -> bool:
+    try:
+        status = posix.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError:
+        return False
+    return root.file_type(status.st_mode) == root.S_IFREG and status.st_uid == posix.geteuid()
+
+
+def _unlink(folder: int, name: str) -> None:
+    try:
+        posix.unlink(name, dir_fd=folder)
+    except OSError:
+        # Gone, or not ours to remove: neither matters to the file that is being written.
+        pass
 
 
 def take_lock(folder: int, end: float, name: str = LOCK) -> int:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cdi.host import config, settings
+from cdi.host import config, settings, store
 from ldcache.errors import NvhookError
 
 HEAD = """\
@@ -124,12 +124,12 @@ def write(path: str | None, text: str) -> None:
         sys.stdout.write(text)
         return
     target = Path(path)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(0o644)
-        temporary.rename(target)
+        folder = os.open(target.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            store.write_own(folder, target.name, text.encode())
+        finally:
+            os.close(folder)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise NvhookError(f"cannot write {path}: {error.strerror}", "run this as root") from error

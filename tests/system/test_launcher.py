@@ -207,8 +207,26 @@ def refusal(done: subprocess.CompletedProcess[str]) -> str:
     return lines[0]
 
 
-def test_a_copy_without_paths_refuses(launcher: Path) -> None:
-    assert "not installed" in refusal(start("nvhook-prestart", executable=launcher))
+NAMES = ("nvhook-prestart", "nvidia-ctk", "nvhook-runtime", "nvidia-container-runtime.cdi")
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("paths", [("@PYTHON@", "@ENTRY@"), ("bin/python", "bin/entry"), ("bin/python", "/entry")])
+def test_a_copy_without_paths_refuses(launcher: Path, tmp_path: Path, name: str, paths: tuple[str, str]) -> None:
+    """Nothing is looked up in the working directory, where a program of that name lies."""
+    copy = tmp_path / "launch"
+    shutil.copy(launcher, copy)
+    if paths[0] != "@PYTHON@":
+        install.write_marks(copy, {"@PYTHON@": paths[0], "@ENTRY@": paths[1]})
+    (tmp_path / "bin").mkdir()
+    for planted in (*paths, "ctk", "bin/ctk"):
+        program = tmp_path / planted
+        if program.is_relative_to(tmp_path):
+            program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+            program.chmod(0o755)
+    for verb in ("create", "state"):
+        assert "not installed" in refusal(start(name, verb, executable=copy, cwd=tmp_path))
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("mark", ["@PYTHON@", "@ENTRY@"])

@@ -247,3 +247,27 @@ def test_output_elsewhere(machine: SimulatedHost, tmp_path: Path) -> None:
     done = subprocess.run(words, cwd=TREE, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"nvhook: error: cannot write {tmp_path}/none/nvhook.prom: No such file")
+
+
+def test_output_where_others_may_write(machine: SimulatedHost, tmp_path: Path) -> None:
+    """Nothing that another user put beside it is written to, removed, waited for, or makes the run fail."""
+    folder = tmp_path / "everybody's"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    # Named as a temporary file of a process, and as one of ours by chance.
+    (folder / ".x.prom.d").mkdir()
+    (folder / f".x.prom.{'0' * 16}").mkdir()
+    (folder / f".x.prom.{'1' * 16}").symlink_to(victim)
+    os.mkfifo(folder / f".x.prom.{'2' * 16}")
+    os.link(victim, folder / f".x.prom.{'3' * 16}")
+    (folder / ".x.prom.swp").write_text("an editor's")
+    os.chown(victim, 4242, 4242)
+    planted = sorted(os.listdir(folder))
+    own = folder / f".x.prom.{'4' * 16}"
+    own.write_text("left by one that was killed")
+    collect(machine, "--output", str(folder / "x.prom"))
+    assert (folder / "x.prom").read_text().startswith("# HELP nvhook_starts_total ")
+    assert sorted(os.listdir(folder)) == sorted([*planted, "x.prom"])
+    assert victim.read_text() == "kept"

@@ -21,7 +21,8 @@ from typing import Any
 
 import pytest
 
-from cdi import cli, events, reader, registry, watch
+from cdi import cli, events, reader, refresh, registry, watch
+from cdi.host.store import Options
 from ldcache.errors import NvhookError
 from tests import simhost
 from tests.cdihost import LAUNCHER, TREE, Host
@@ -367,3 +368,43 @@ def test_in_the_journal_a_line_has_its_level_and_no_time(host: Host, start: Call
     until(lambda: "is written" in host.log(), host)
     lines = host.log().splitlines()
     assert all(re.match(r"<[346]>nvhook\[watch\] -: ", line) for line in lines), lines
+
+
+def test_what_can_not_be_swept_stops_no_sweep(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f".nvidia.yaml.{number}.tmp").mkdir()
+    (tmp_path / ".nvidia.yaml.20.tmp").touch()
+    refresh.clean(tmp_path / "nvidia.yaml")
+    assert not (tmp_path / ".nvidia.yaml.20.tmp").exists()
+    assert len(os.listdir(tmp_path)) == 20
+
+
+def test_what_was_said_is_not_remembered_for_good(tmp_path: Path) -> None:
+    """A line that is the case is said once; but lines may differ each time, and the daemon runs for months."""
+    said: list[str] = []
+    made = refresh.Refresh(tmp_path / "x.yaml", [], Options(str(tmp_path)), lambda level, line: said.append(line))
+    edits = {"hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvhook-create-container"}]}
+    devices = [{"name": "0", "containerEdits": edits}]
+    text = json.dumps({"cdiVersion": "0.6.0", "kind": "nvidia.com/gpu", "devices": devices})
+    for number in (0, *range(2 * refresh.TOLD_MAX), 0):
+        made.output = tmp_path / f"{number}.yaml"
+        made.output.write_text(text)
+        # Without a driver, each of its looks takes such a file away.
+        assert made.run() is False
+    made.close()
+    assert len(said) == len(set(said)) + 1
+    assert said[0] == said[-1]
+
+
+def test_roots_folder_of_mps_is_noticed_and_tmp_not_watched(host: Host, start: Callable[..., Any]) -> None:
+    """Everybody's files in /tmp would wake the daemon without end."""
+    tmp = host.simulated.path("/tmp")
+    tmp.mkdir(exist_ok=True)
+    start("--debug")
+    until(lambda: len(names(host)) == 5, host)
+    made = refresh.Refresh(host.high, [], Options(str(host.folder)), lambda level, line: None)
+    assert made.folders() and str(tmp) not in made.folders()
+    made.close()
+    (tmp / "nvidia-mps").mkdir()
+    until(lambda: "/tmp/nvidia-mps" in host.high.read_text(), host)
+    assert "a look: /tmp/nvidia-mps" in host.log()

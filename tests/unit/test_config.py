@@ -494,6 +494,14 @@ def test_set_and_in_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert read(tmp_path)["values"] == expected
 
 
+def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container the process has the same number each time."""
+    left = place(tmp_path, f"{settings.OURS.rpartition('/')[0]}/.config.toml.{os.getpid()}", "half")
+    assert nvhook_config(tmp_path, "--set", "disable-require", "--in-place") == 0
+    assert read(tmp_path)["values"] == {"disable-require": True}
+    assert left.read_text() == "half"
+
+
 def test_a_file_that_is_there_keeps_its_comments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = '# mine\ndisable-require = false  # why not\n\n[compat]\n# and this\nrequirements="off"\n'
     file = place(tmp_path, settings.OURS, before)

@@ -429,3 +429,69 @@ def test_a_driver_root_that_something_is_mounted_over(tmp_path: Path, root_path:
     assert changed("true") == "None"
     assert changed(f"mount --bind {copy} {place}").startswith(covered)
     assert changed(f"mount -t tmpfs none {place}").startswith(covered)
+
+
+def mps(host: SimulatedHost, uid: int = 4242, mode: int = 0o777) -> None:
+    """Another user's folder."""
+    path = host.path("/tmp/nvidia-mps")
+    path.mkdir()
+    path.chmod(mode)
+    os.chown(path, uid, uid)
+
+
+def lead_to(target: str) -> Callable[[SimulatedHost], None]:
+    return lambda host: host.path("/tmp/nvidia-mps").symlink_to(target)
+
+
+# What another user may have put where MPS has its folder.
+FOREIGN: dict[str, Callable[[SimulatedHost], None]] = {
+    "nothing": lambda host: None,
+    "folder": mps,
+    "another mode": lambda host: mps(host, mode=0o700),
+    "another user's": lambda host: mps(host, uid=4243),
+    "file": lambda host: host.path("/tmp/nvidia-mps").touch(),
+    "fifo": lambda host: os.mkfifo(host.path("/tmp/nvidia-mps")),
+    "socket": lambda host: host.add_socket("/tmp/nvidia-mps", "dead"),
+    "link to root's folder": lead_to("/usr"),
+    "link to a file that changes": lead_to("own/file"),
+    "link that leads nowhere": lead_to("own/none"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("first", FOREIGN)
+def test_what_others_do_in_tmp_makes_nothing_stale(tmp_path: Path, first: str) -> None:
+    """Else whoever may write there could stop all starts by changing it, again and again."""
+    host = build(tmp_path, Host(graphics=False))
+    path = host.path("/tmp/nvidia-mps")
+    own = host.path("/tmp/own")
+    own.mkdir(parents=True)
+    FOREIGN[first](host)
+    made = Judged(host)
+    for change in FOREIGN.values():
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink(missing_ok=True)
+        change(host)
+        (own / "file").write_text("changed" * len(os.listdir(own)))
+        assert made.changed() is None
+    assert [item for item in made.fingerprint if item[1].startswith("/tmp/")] == [["ours", "/tmp/nvidia-mps", None]]
+    path.unlink()
+    path.mkdir()
+    assert made.changed() == "/tmp/nvidia-mps"
+    os.close(made.fd)
+    host.close()
+
+
+def test_a_daemons_link_is_not_followed(judged: Judged) -> None:
+    """Its folder may be its own, and it no friend: what its link leads to makes nothing stale."""
+    socket = judged.host.path("/run/nvidia-persistenced/socket")
+    socket.rename(socket.with_name("aside"))
+    socket.symlink_to("aside")
+    made = Judged(judged.host)
+    recorded = [item[0] for item in made.fingerprint if item[1].startswith("/run/nvidia-persistenced/")]
+    assert recorded == ["entry"]
+    socket.with_name("aside").unlink()
+    assert made.changed() is None
+    os.close(made.fd)

@@ -221,3 +221,11 @@ def test_the_cache_is_replaced_in_one_step(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere").read_bytes() == b"old"
     assert (tmp_path / "etc/ld.so.cache").lstat().st_mode == 0o100644
     assert os.listdir(tmp_path / "etc") == ["ld.so.cache"]
+
+
+def test_a_name_that_the_image_took_is_in_nobodys_way(tmp_path: Path) -> None:
+    """Where the cache is made first lies in the image, and in a container a process has the same number each time."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / f"etc/.ld.so.cache.{os.getpid()}~").mkdir()
+    assert build(tmp_path, "2.41", libraryfolders.Plan()) is not None
+    assert (tmp_path / "etc/ld.so.cache").lstat().st_mode == 0o100644

@@ -202,6 +202,16 @@ def test_a_file_is_changed_and_the_rest_kept(tmp_path: Path, capsys: pytest.Capt
     assert path.read_text() == text
 
 
+def test_nothing_is_written_through_a_planted_link(tmp_path: Path) -> None:
+    """In a folder that others may write too, where the process's number can be guessed."""
+    victim = tmp_path / "victim"
+    victim.write_text("kept")
+    (tmp_path / f".out.toml.{os.getpid()}").symlink_to(victim)
+    assert ctk.main(["config", "-c", str(tmp_path / "none"), "--output", str(tmp_path / "out.toml")]) == 0
+    assert not (tmp_path / "out.toml").is_symlink()
+    assert victim.read_text() == "kept"
+
+
 def test_defaults_are_comments(capsys: pytest.CaptureFixture[str]) -> None:
     assert ctk.main(["config", "default"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -254,10 +254,12 @@ def test_a_hundred_cold_starts_renew_once(host: SimulatedHost, interpreter: Inte
 def test_what_a_killed_writer_left_is_swept(host: SimulatedHost) -> None:
     top = root.open_root(str(host.root))
     folder = store.make_folder(top, str(host.root))
-    for name in (".inventory.json.1", ".inventory.json.4194303", ".nvml.json.1", "inventory.json.mine"):
+    digits = "0123456789abcdef"
+    others = [f".inventory.json.old.{digits}", f".nvml.json.{digits}", "inventory.json.mine"]
+    for name in (f".inventory.json.{digits}", f".inventory.json.{digits[::-1]}", *others):
         host.path(f"/run/nvhook/{name}").write_text("half")
     store.write_own(folder, store.FILE, b"{}")
     os.close(folder)
     os.close(top)
     # Each file has its own lock and its own writer.
-    assert kept(host) == [".nvml.json.1", "inventory.json", "inventory.json.mine"]
+    assert kept(host) == sorted([*others, "inventory.json"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -503,3 +504,60 @@ def test_a_fifo_in_the_locks_place_names_no_holder(folder: int, host: SimulatedH
     with pytest.raises(NvhookError, match="by process unknown, does not come to its end"):
         store.take_lock(folder, time.monotonic())
     os.close(lock)
+
+
+MEDDLE = """
+import itertools, os, sys
+os.setuid(65534)
+os.mkdir(sys.argv[1])
+print(flush=True)
+for mode in itertools.cycle(range(0o700, 0o777)):
+    os.chmod(sys.argv[1], mode)
+"""
+
+
+@contextlib.contextmanager
+def meddling(folder: Path, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of another user, who changes the mode of a folder of that name all the time."""
+    folder.mkdir(exist_ok=True)
+    folder.chmod(0o1777)
+    user = subprocess.Popen([sys.executable, "-c", MEDDLE, name], cwd=folder, stdout=subprocess.PIPE)
+    try:
+        assert user.stdout is not None and user.stdout.readline() == b"\n"
+        yield user
+        assert user.poll() is None
+    finally:
+        user.kill()
+        user.communicate()
+
+
+@needs_root
+def test_a_user_who_meddles_in_tmp_stops_no_start(fd: int, host: SimulatedHost) -> None:
+    with meddling(host.path("/tmp"), "nvidia-mps"):
+        for _ in range(3):
+            kept_file(host).unlink(missing_ok=True)
+            assert store.inventory(fd, str(host.root))["sockets"] == []
+            before = kept_file(host).stat()
+            for _ in range(100):
+                store.inventory(fd, str(host.root))
+            assert kept_file(host).stat().st_ino == before.st_ino
+
+
+@needs_root
+def test_what_keeps_changing_is_named_with_its_owner(fd: int, host: SimulatedHost) -> None:
+    with meddling(host.path("/run/nvidia-persistenced"), "socket"), pytest.raises(NvhookError) as raised:
+        store.inventory(fd, str(host.root))
+    what = "the host keeps changing while its inventory is made: /run/nvidia-persistenced/socket changed again"
+    assert raised.value.what == f"{what}; it belongs to uid 65534"
+
+
+@needs_root
+def test_whose_a_path_is(fd: int, host: SimulatedHost) -> None:
+    folder = host.path("/home/user")
+    folder.mkdir(parents=True)
+    os.chown(folder, 4242, 4242)
+    (folder / "link").symlink_to("/etc")
+    os.chown(folder / "link", 4243, 4243, follow_symlinks=False)
+    assert store.owner(fd, "/home/user/link") == "; it belongs to uid 4243"
+    assert store.owner(fd, "/home/user/gone/file") == "; /home/user belongs to uid 4242"
+    assert store.owner(fd, "/gone") == store.owner(fd, "until") == ""
