@@ -344,6 +344,8 @@ class Folder:
         """An O_PATH descriptor of what a name leads to inside the root. Raises OSError."""
         near = name
         for _ in range(NEAR_LINKS_MAX):
+            if "/" in near or near in ("", ".", ".."):
+                break
             found = posix.open(near, PATH | posix.O_NOFOLLOW, dir_fd=self.fd)
             if file_type(posix.fstat(found).st_mode) != S_IFLNK:
                 return found
@@ -351,8 +353,6 @@ class Folder:
                 near = posix.readlink("", dir_fd=found)
             finally:
                 posix.close(found)
-            if "/" in near or near in ("", ".", ".."):
-                break
         return open_path(self._root, f"{self.path.rstrip('/')}/{name}", budget=self._budget)
 
 
