@@ -13,6 +13,7 @@ from __future__ import annotations
 import posix
 
 from cdi import jsontext
+from hook.plan import few
 from ldcache import elf, root
 
 FOLDER = "/usr/local/cuda/compat"
@@ -47,14 +48,15 @@ def decide(base: int, driver: str, cuda: str = "", place: str = FOLDER) -> Compa
     """Look into the folder `place` of the image whose root `base` is open on, for a host driver of that version, or, ""
     being its version, of that CUDA version. Never raises."""
     made = Compat()
-    found = []
+    found, others = [], []
     for text in versions(base, place):
         if version(text) is None:
-            made.warnings.append(f"{place}/{STEM}{text} of the image is ignored: its name ends in no version")
+            others.append(f"{place}/{STEM}{text} of the image is ignored: its name ends in no version")
         else:
             found.append(text)
+    made.warnings += few(others, f"such files in {place}")
     if len(found) > 1:
-        made.reason = f"{place} holds several versions: {', '.join(found)}"
+        made.reason = f"{place} holds several versions: {', '.join(few(found, 'versions'))}"
         made.warnings.append(f"forward compatibility is off: {made.reason}")
     elif found:
         made.version = found[0]

@@ -13,6 +13,7 @@ import errno
 import posix
 
 from hook import compat
+from hook.plan import WARNINGS_MAX, few
 from ldcache import cache, imageconf, kernel, root
 from ldcache.errors import NvhookError
 
@@ -196,6 +197,7 @@ def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: li
     plan.drop_in_line = before < 0 or bool(compat and ahead) or bool(set(rivals) & set(ahead))
     if facts.conf.links.parts < 0:
         plan.warnings.append(f"the image has too many links to follow: not all that {imageconf.PATH} names is read")
+    plan.warnings = few(plan.warnings, "warnings on the image", WARNINGS_MAX)
 
 
 def check_links(base: int, folder: str) -> None:
@@ -223,6 +225,7 @@ def own_versions(plan: Plan, base: int, folder: str, ours: set[str], budget: roo
     except OSError:
         return
     looked = 0
+    found: list[str] = []
     try:
         for name in sorted(opened.names(NAMES_MAX)):
             path = f"{folder}/{name}"
@@ -233,11 +236,12 @@ def own_versions(plan: Plan, base: int, folder: str, ours: set[str], budget: roo
             if looked <= LOOKED_MAX and not has_content(opened, name):
                 continue
             plan.covers.add(stems[stem])
-            plan.warnings.append(f"{path} of the image is another driver's; {stems[stem]} leads past it to the host's")
+            found.append(f"{path} of the image is another driver's; {stems[stem]} leads past it to the host's")
     except OSError:
         pass
     finally:
         opened.close()
+    plan.warnings += few(found, f"files of another driver's in {folder} of the image")
 
 
 def has_content(folder: root.Folder, name: str) -> bool:
@@ -258,14 +262,16 @@ def rival_folders(plan: Plan, base: int, facts: Loader) -> list[str]:
     if plan.compat_folder:
         places.add(place(base, plan.compat_folder))
     found = []
+    warnings = []
     for folder in facts.conf.folders:
         if folder not in facts.places or facts.places[folder] in places:
             continue
         names = present(base, folder, sonames, facts.conf.links)
         for name in names:
-            plan.warnings.append(f"{folder}/{name} of the image is another driver's; the loader finds the host's")
+            warnings.append(f"{folder}/{name} of the image is another driver's; the loader finds the host's")
         if names:
             found.append(folder)
+    plan.warnings += few(warnings, f"files of another driver's in folders of {imageconf.PATH}")
     return found
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hook import loader
-from hook.plan import Plan
+from hook.plan import WARNINGS_MAX, Plan
 from ldcache import imageconf, root
 from ldcache.errors import NvhookError
 
@@ -104,3 +104,36 @@ def test_many_links_by_the_name_of_a_library(tmp_path: Path) -> None:
     plan, seconds = completed(tmp_path, "/lib")
     assert plan.covers == {"/lib/libcuda.so.1"}
     assert seconds < 1
+
+
+def test_a_warning_for_each_of_many_files(tmp_path: Path) -> None:
+    """Hard links to one file wrote 20 MB into the engine's log."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib/libcuda.so.90").write_text("x")
+    for number in range(1, 3_000):
+        os.link(tmp_path / "lib/libcuda.so.90", tmp_path / f"lib/libcuda.so.9{number}")
+    folders = [f"/opt/{number}" for number in range(imageconf.FOLDERS_MAX)]
+    for folder in folders:
+        (tmp_path / folder[1:]).mkdir(parents=True)
+        (tmp_path / folder[1:] / "libcuda.so.1").write_text("x")
+    (tmp_path / "etc/ld.so.conf").write_text("\n".join(folders))
+    plan, _ = completed(tmp_path, "/lib")
+    assert plan.covers == {"/lib/libcuda.so.1"}
+    assert len([warning for warning in plan.warnings if "another driver's;" in warning]) == 6
+    assert "and 2997 more files of another driver's in /lib of the image" in plan.warnings
+    assert f"and {len(folders) - 3} more files of another driver's in folders of /etc/ld.so.conf" in plan.warnings
+
+
+def test_a_plan_says_so_much_and_no_more(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    folders = [f"/{number}" for number in range(100)]
+    plan = Plan()
+    for folder in folders:
+        (tmp_path / folder[1:]).mkdir()
+        (tmp_path / folder[1:] / "libcuda.so.999").write_text("x")
+        plan.link(f"{folder}/libcuda.so.1", "libcuda.so.180.1")
+    base = root.open_root(str(tmp_path))
+    loader.complete(plan, base, loader.probe(base), folders, [f"{folder}/libcuda.so.180.1" for folder in folders])
+    os.close(base)
+    assert len(plan.warnings) == WARNINGS_MAX + 1 and plan.warnings[-1] == "and 60 more warnings on the image"
