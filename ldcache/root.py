@@ -165,7 +165,8 @@ def _spend(budget: Budget | None, spent: int, parts: list[str], path: str) -> in
     """How many parts a path has come to."""
     spent += len(parts)
     if budget is not None:
-        budget.parts -= len(parts)
+        # One that is refused for itself has cost no more.
+        budget.parts -= min(len(parts), PARTS_MAX)
         if spent > PARTS_MAX or budget.parts < 0:
             raise kernel.error("open", errno.ELOOP, path)
     return spent
