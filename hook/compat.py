@@ -13,6 +13,7 @@ from __future__ import annotations
 import posix
 
 from cdi import jsontext
+from hook.plan import few
 from ldcache import elf, root
 
 FOLDER = "/usr/local/cuda/compat"
@@ -47,21 +48,15 @@ def decide(base: int, driver: str, cuda: str = "", place: str = FOLDER) -> Compa
     """Look into the folder `place` of the image whose root `base` is open on, for a host driver of that version, or, ""
     being its version, of that CUDA version. Never raises."""
     made = Compat()
-    try:
-        names = sorted(root.names(base, place, NAMES_MAX))
-    except OSError:
-        return made
-    found = []
-    for name in names:
-        text = name[len(STEM) :]
-        if not name.startswith(STEM) or text.isdigit() or not is_plain(base, f"{place}/{name}"):
-            continue
+    found, others = [], []
+    for text in versions(base, place):
         if version(text) is None:
-            made.warnings.append(f"{place}/{name} of the image is ignored: its name ends in no version")
+            others.append(f"{place}/{STEM}{text} of the image is ignored: its name ends in no version")
         else:
             found.append(text)
+    made.warnings += few(others, f"such files in {place}")
     if len(found) > 1:
-        made.reason = f"{place} holds several versions: {', '.join(found)}"
+        made.reason = f"{place} holds several versions: {', '.join(few(found, 'versions'))}"
         made.warnings.append(f"forward compatibility is off: {made.reason}")
     elif found:
         made.version = found[0]
@@ -83,10 +78,26 @@ def locate(base: int, made: Compat, place: str) -> None:
         made.used, made.reason = False, f"{place} cannot be followed: {error.strerror}"
 
 
-def is_plain(base: int, path: str) -> bool:
-    """Whether it is a file itself: links are other names of one that is."""
+def versions(base: int, place: str) -> list[str]:
+    """What the names of the folder's files say behind `libcuda.so.`; links are other names of a file that is there."""
     try:
-        return root.file_type(root.stat(base, path, follow=False).st_mode) == root.S_IFREG
+        folder = root.Folder(base, place)
+    except OSError:
+        return []
+    try:
+        names = [name for name in sorted(folder.names(NAMES_MAX)) if name.startswith(STEM)]
+        texts = [name[len(STEM) :] for name in names if is_plain(folder, name)]
+    except OSError:
+        return []
+    finally:
+        folder.close()
+    return [text for text in texts if not text.isdigit()]
+
+
+def is_plain(folder: root.Folder, name: str) -> bool:
+    """Whether it is a file itself."""
+    try:
+        return root.file_type(folder.stat(name, follow=False).st_mode) == root.S_IFREG
     except OSError:
         return False
 

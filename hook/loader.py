@@ -9,10 +9,13 @@ cache. musl's loader has no cache: its folders stand in /etc/ld-musl-ARCH.path, 
 
 from __future__ import annotations
 
+import errno
 import posix
 
 from hook import compat
+from hook.plan import WARNINGS_MAX, few
 from ldcache import cache, imageconf, kernel, root
+from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,18 +36,22 @@ STALE_MAX = 64
 SEARCH_MAX = 256 << 20
 # Names of one library folder that are looked at for the image's own driver files.
 NAMES_MAX = 1 << 16
+# Of those, names of the driver's libraries whose files are looked at; further ones count as files.
+LOOKED_MAX = 1024
 
 
 class Loader:
     """`defaults` of the image's glibc loader, `conf` of its ldconfig without our drop-in, `stale` folders that the
-    cache does not know as they are. `musl_path` is musl's path file, "" where the image is no musl one."""
+    cache does not know as they are, `places` device and inode of those of `conf` that are there. `musl_path` is musl's
+    path file, "" where the image is no musl one."""
 
-    __slots__ = ("conf", "defaults", "glibc", "musl_path", "stale")
+    __slots__ = ("conf", "defaults", "glibc", "musl_path", "places", "stale")
 
     def __init__(self) -> None:
         self.glibc = False
         self.defaults: tuple[str, ...] = ()
         self.conf = imageconf.Conf()
+        self.places: dict[str, tuple[int, int]] = {}
         self.stale: list[str] = []
         self.musl_path = ""
 
@@ -54,7 +61,7 @@ class Loader:
 
     def configured(self, base: int, folder: str) -> bool:
         """Whether ld.so.conf names the folder, by this name or another."""
-        return folder in self.conf.folders or any(same_place(base, folder, other) for other in self.conf.folders)
+        return folder in self.conf.folders or place(base, folder) in self.places.values()
 
 
 def probe(base: int, machine: str | None = None) -> Loader:
@@ -114,26 +121,21 @@ def stale(base: int, facts: Loader) -> list[str]:
     known = {place(base, folder) for folder in facts.defaults}
     found: list[str] = []
     for folder in facts.conf.folders:
-        where = place(base, folder)
-        if where is None or where in known:
+        status = folder_status(base, folder, facts.conf.links)
+        if status is None:
+            continue
+        where = facts.places[folder] = status.st_dev, status.st_ino
+        if where in known:
             continue
         # ldconfig too reads a folder once, by its first name.
         known.add(where)
-        if age(base, folder) > changed:
+        if status.st_mtime_ns > changed:
             found.append(folder)
             continue
         left -= len(data)
         if left >= 0 and b"\0" + kernel.encode(folder) + b"/" not in data:
             found.append(folder)
     return found
-
-
-def age(base: int, folder: str) -> int:
-    """When a folder was last changed, in nanoseconds; 0 where it can't be told any more."""
-    try:
-        return root.stat(base, folder).st_mtime_ns
-    except OSError:
-        return 0
 
 
 def cache_file(base: int) -> tuple[bytes, int]:
@@ -152,16 +154,24 @@ def cache_file(base: int) -> tuple[bytes, int]:
 
 def place(base: int, folder: str) -> tuple[int, int] | None:
     """Device and inode of a folder of the image; None where it has none."""
+    status = folder_status(base, folder)
+    return (status.st_dev, status.st_ino) if status is not None else None
+
+
+def folder_status(base: int, folder: str, links: root.Budget | None = None) -> posix.stat_result | None:
+    """The folder's status; None where there is none, or none that `links` pays for."""
     try:
-        status = root.stat(base, folder)
+        status = root.stat(base, folder, budget=links)
     except OSError:
         return None
-    return (status.st_dev, status.st_ino) if root.file_type(status.st_mode) == root.S_IFDIR else None
+    return status if root.file_type(status.st_mode) == root.S_IFDIR else None
 
 
 def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: list[str]) -> None:
     """Put into a Plan what the image's loader and ldconfig need to find its libraries, which lie in `folders`; the most
-    important one first. `paths` is where files of the host are or will be mounted."""
+    important one first. `paths` is where files of the host are or will be mounted. Raises NvhookError."""
+    for folder in folders:
+        check_links(base, folder)
     ours = set(paths)
     plan.stale_folders = facts.stale[:STALE_MAX]
     if len(facts.stale) > STALE_MAX:
@@ -172,7 +182,7 @@ def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: li
         plan.musl_path, plan.musl_folders = facts.musl_path, folders
         return
     for folder in folders:
-        own_versions(plan, base, folder, ours)
+        own_versions(plan, base, folder, ours, facts.conf.links)
     rivals = rival_folders(plan, base, facts)
     hidden = [folder for folder in folders if not facts.searches(base, folder)]
     plan.cache_needed = facts.glibc and bool(folders) and folders[0] in hidden
@@ -185,9 +195,23 @@ def complete(plan: Plan, base: int, facts: Loader, folders: list[str], paths: li
     before = facts.conf.before
     ahead = facts.conf.folders[: max(before, 0)]
     plan.drop_in_line = before < 0 or bool(compat and ahead) or bool(set(rivals) & set(ahead))
+    if facts.conf.links.parts < 0:
+        plan.warnings.append(f"the image has too many links to follow: not all that {imageconf.PATH} names is read")
+    plan.warnings = few(plan.warnings, "warnings on the image", WARNINGS_MAX)
 
 
-def own_versions(plan: Plan, base: int, folder: str, ours: set[str]) -> None:
+def check_links(base: int, folder: str) -> None:
+    """Refuse a library folder behind links that take long to follow: each mount in it would have to, by us and by the
+    runtime, and so would each library that a program loads. Raises NvhookError."""
+    try:
+        posix.close(root.open_path(base, folder, budget=root.Budget(root.PARTS_MAX)))
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            what = f"{folder} in the container is too long, or has too many links, to be followed"
+            raise NvhookError(what, "repair the links in the image") from error
+
+
+def own_versions(plan: Plan, base: int, folder: str, ours: set[str], budget: root.Budget) -> None:
     """Where the folder has another version of a library of ours, ldconfig would lead the soname's link to the greater
     one; a file it leaves. So ours is mounted at its soname too, and a warning names the image's file."""
     stems = {}
@@ -195,25 +219,36 @@ def own_versions(plan: Plan, base: int, folder: str, ours: set[str]) -> None:
         where, name = root.split(link["path"])
         if where == folder and f"{folder}/{link['target']}" in ours:
             stems[name.partition(".so")[0]] = link["path"]
+    links = {link["path"] for link in plan.links}
     try:
-        names = root.names(base, folder, NAMES_MAX)
+        opened = root.Folder(base, folder, budget)
     except OSError:
         return
-    links = {link["path"] for link in plan.links}
-    for name in sorted(names):
-        path = f"{folder}/{name}"
-        stem = name.partition(".so.")[0]
-        if stem == name or stem not in stems or path in ours or path in links or not has_content(base, path):
-            continue
-        plan.covers.add(stems[stem])
-        plan.warnings.append(f"{path} of the image is another driver's; {stems[stem]} leads past it to the host's")
-
-
-def has_content(base: int, path: str) -> bool:
-    """Whether it leads to a file with anything in it. An empty one, as earlier starts leave them in images that were
-    committed, ldconfig passes over."""
+    looked = 0
+    found: list[str] = []
     try:
-        status = root.stat(base, path)
+        for name in sorted(opened.names(NAMES_MAX)):
+            path = f"{folder}/{name}"
+            stem = name.partition(".so.")[0]
+            if stem == name or stem not in stems or path in ours or path in links:
+                continue
+            looked += 1
+            if looked <= LOOKED_MAX and not has_content(opened, name):
+                continue
+            plan.covers.add(stems[stem])
+            found.append(f"{path} of the image is another driver's; {stems[stem]} leads past it to the host's")
+    except OSError:
+        pass
+    finally:
+        opened.close()
+    plan.warnings += few(found, f"files of another driver's in {folder} of the image")
+
+
+def has_content(folder: root.Folder, name: str) -> bool:
+    """Whether a name leads to a file with anything in it. An empty one, as earlier starts leave them in images that
+    were committed, ldconfig passes over."""
+    try:
+        status = folder.stat(name)
     except OSError:
         return False
     return root.file_type(status.st_mode) == root.S_IFREG and status.st_size > 0
@@ -227,16 +262,29 @@ def rival_folders(plan: Plan, base: int, facts: Loader) -> list[str]:
     if plan.compat_folder:
         places.add(place(base, plan.compat_folder))
     found = []
+    warnings = []
     for folder in facts.conf.folders:
-        where = place(base, folder)
-        if where is None or where in places:
+        if folder not in facts.places or facts.places[folder] in places:
             continue
-        names = [soname for soname in sonames if has_content(base, f"{folder}/{soname}")]
-        for name in sorted(names):
-            plan.warnings.append(f"{folder}/{name} of the image is another driver's; the loader finds the host's")
+        names = present(base, folder, sonames, facts.conf.links)
+        for name in names:
+            warnings.append(f"{folder}/{name} of the image is another driver's; the loader finds the host's")
         if names:
             found.append(folder)
+    plan.warnings += few(warnings, f"files of another driver's in folders of {imageconf.PATH}")
     return found
+
+
+def present(base: int, folder: str, sonames: set[str], links: root.Budget) -> list[str]:
+    """Those of the sonames that the folder has a file for, by name."""
+    try:
+        opened = root.Folder(base, folder, links)
+    except OSError:
+        return []
+    try:
+        return sorted([soname for soname in sonames if has_content(opened, soname)])
+    finally:
+        opened.close()
 
 
 def forward(plan: Plan, base: int, driver: str, cuda: str = "", place: str = "") -> None:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # Of no library and no configuration.
 APART = ("/proc/", "/sys/", "/dev/")
+# Of one path and of all links on its way: more than an image needs, and some milliseconds.
+PARTS_MAX = 256
 
 
 class Outside(namespace.Namespace):
@@ -137,27 +139,33 @@ def hidden(place: Outside, wanted: list[str], mounts: list[dict[str, Any]]) -> s
 
 def real(base: int, path: str) -> str:
     """The path without the links of the image, as a runtime will resolve it: what is not there yet, it makes. A name to
-    decide by, never to open."""
+    decide by, never to open. Raises NvhookError past the kernel's bounds for one look-up, or PARTS_MAX parts, those of
+    links among them: each is looked for, and the image or a volume's destination says how many there are."""
     done: list[str] = []
     parts = path.split("/")[::-1]
+    left = PARTS_MAX - len(parts)
     links = 0
     while parts:
         part = parts.pop()
         if part == "..":
             del done[-1:]
+        if part not in ("", ".", ".."):
+            done.append(part)
+        name = "/" + "/".join(done)
+        if left < 0 or links > root.LINKS_MAX or len(name) >= root.PATH_MAX:
+            what = f"{path[:200]} in the container is too long, or has too many links, to be followed"
+            raise NvhookError(what, f"let it be a path of at most {PARTS_MAX} folders, those of links among them")
         if part in ("", ".", ".."):
             continue
         try:
-            text = root.readlink(base, "/" + "/".join([*done, part]))
+            text = root.readlink(base, name)
         except OSError:
-            done.append(part)
             continue
         links += 1
-        if links > root.LINKS_MAX:
-            break
-        if text.startswith("/"):
-            done = []
-        parts += text.split("/")[::-1]
+        done = [] if text.startswith("/") else done[:-1]
+        more = text.split("/")[::-1]
+        left -= len(more)
+        parts += more
     return "/" + "/".join(done) if done else ""
 
 
@@ -176,8 +184,8 @@ def check_target(place: Outside, mount: dict[str, Any], is_folder: bool, volumes
     """Why the runtime is not to mount a host's file there; "" where nothing is in the way. `volumes`: see `foreign`."""
     path = mount["containerPath"]
     folder, name = root.split(path)
-    there = f"{place.real_folder(folder)}/{name}"
     try:
+        there = f"{place.real_folder(folder)}/{name}"
         if root.file_type(root.stat(place.base, there, follow=False).st_mode) == root.S_IFLNK:
             there = real(place.base, there)
         status = root.stat(place.base, there)
@@ -185,6 +193,8 @@ def check_target(place: Outside, mount: dict[str, Any], is_folder: bool, volumes
         status = None
     except OSError as error:
         return namespace.creation_error(error, path).what
+    except NvhookError as error:
+        return error.what
     if f"{there}/".startswith(APART):
         return f"{path} in the container is in the way: it leads to {there}"
     if any(there.startswith(f"{volume}/") for volume in volumes):

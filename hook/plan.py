@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+# Lines on an image's files of one kind, and of all that a Plan says.
+FEW = 3
+WARNINGS_MAX = 40
+
+
+def few(lines: list[str], kind: str, most: int = FEW) -> list[str]:
+    """The first of the lines, and one that says how many more there are: an image may have 60,000 files for each of
+    which there would be one."""
+    if len(lines) <= most:
+        return lines
+    return [*lines[:most], f"and {len(lines) - most} more {kind}"]
+
+
 class Plan:
     """Edits and finish. `proc_mask` holds the bus ids left visible, or None where no mask is set; `proc_access` what
     is left visible below /proc/driver/nvidia/capabilities. `profile` are the minor numbers of the GPUs that EGL lists,

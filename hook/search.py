@@ -13,6 +13,7 @@ import posix
 from hook import files
 from hook.loader import CACHE_PATH, DROP_IN
 from hook.namespace import creation_error
+from hook.plan import few
 from hook.step import Step
 from ldcache import cache, imageconf, imagescan, kernel, merge, root
 from ldcache.errors import NvhookError
@@ -168,8 +169,9 @@ class LoaderCache(Step):
     def _merged(self, namespace: Namespace, old: bytes) -> bytes:
         merged = cache.parse(old) if old else cache.empty()
         scanner = imagescan.Scanner(namespace.base)
+        unread: list[str] = []
         if self.stale:
-            merged = self._healed(namespace, merged, scanner)
+            merged = self._healed(merged, scanner, unread)
         folders: dict[str, list[cache.Entry]] = {}
         for library, entry in self.entries:
             if library not in namespace.missing:
@@ -177,11 +179,12 @@ class LoaderCache(Step):
         for folder, entries in folders.items():
             merged = merge.merge(merged, kernel.encode(folder), entries, whole_folder=False, win=True)
         if self.compat:
-            entries = self._scanned(namespace, scanner, self.compat)
+            entries = self._scanned(scanner, unread, self.compat)
             merged = merge.merge(merged, kernel.encode(self.compat), entries, whole_folder=False, win=True)
+        namespace.warnings += few(unread, "such folders")
         return cache.serialize(merged)
 
-    def _healed(self, namespace: Namespace, merged: cache.Cache, scanner: imagescan.Scanner) -> cache.Cache:
+    def _healed(self, merged: cache.Cache, scanner: imagescan.Scanner, unread: list[str]) -> cache.Cache:
         """The cache with the libraries of folders that it does not know, but for those that a folder which it knows
         has already; the first folder of ld.so.conf wins. In one merge: a hostile cache makes each of them slow."""
         spellings = [kernel.encode(folder) for folder in self.stale]
@@ -192,10 +195,10 @@ class LoaderCache(Step):
         entries: list[cache.Entry] = []
         subfolders: list[bytes] = []
         for folder in self.stale:
-            found = self._scanned(namespace, scanner, folder)
+            found = self._scanned(scanner, unread, folder)
             for name in scanner.hwcaps(folder):
                 subfolders.append(kernel.encode(name))
-                found += self._scanned(namespace, scanner, folder, name)
+                found += self._scanned(scanner, unread, folder, name)
             for entry in found:
                 key = entry.soname, entry.flags, entry.hwcaps
                 if key not in taken:
@@ -212,13 +215,13 @@ class LoaderCache(Step):
         )
 
     def _scanned(
-        self, namespace: Namespace, scanner: imagescan.Scanner, folder: str, hwcaps: str | None = None
+        self, scanner: imagescan.Scanner, unread: list[str], folder: str, hwcaps: str | None = None
     ) -> list[cache.Entry]:
         try:
             return scanner.scan(folder, hwcaps)
         except OSError as error:
             place = folder if hwcaps is None else f"{folder}/glibc-hwcaps/{hwcaps}"
-            namespace.warnings.append(
+            unread.append(
                 f"{place} of the container is not read into {CACHE_PATH}: {error.strerror}; run ldconfig in the image"
             )
             return []

@@ -27,14 +27,15 @@ _LISTING = 10_000
 
 class Conf:
     """`folders` as they are spelled, each once, in order, without those of the file `ours`. `before` counts those that
-    come ahead of that file, which need not be there; -1 where no include would read it. `steps` and `text` are what may
-    still be spent on patterns and on reading."""
+    come ahead of that file, which need not be there; -1 where no include would read it. `steps`, `text` and `links` are
+    what may still be spent on patterns, on reading and on links, also those of the folders."""
 
-    __slots__ = ("before", "files", "folders", "known", "ours", "steps", "text")
+    __slots__ = ("before", "files", "folders", "known", "links", "ours", "steps", "text")
 
     def __init__(self, ours: str = "") -> None:
         self.folders: list[str] = []
         self.known: set[str] = set()
+        self.links = root.Budget()
         self.text = TEXT_MAX
         self.steps = STEPS_MAX
         self.files = 0
@@ -54,7 +55,7 @@ def read(base: int, ours: str = "") -> Conf:
 
 def _text(base: int, conf: Conf, path: str) -> str:
     try:
-        fd = root.open_file(base, path, stored=True)
+        fd = root.open_file(base, path, stored=True, budget=conf.links)
         content = root.read_open(fd, conf.text, path)
     except OSError:
         return ""
@@ -113,7 +114,7 @@ def expand(base: int, conf: Conf, pattern: str) -> list[str]:
                 return []
             conf.steps -= _LISTING
             try:
-                listed = [kernel.encode(name) for name in root.names(base, folder or "/", NAMES_MAX)]
+                listed = [kernel.encode(name) for name in root.names(base, folder or "/", NAMES_MAX, conf.links)]
             except OSError:
                 continue
             conf.steps -= sum(map(len, listed)) * len(wanted.tokens)

@@ -14,7 +14,9 @@ import posix
 
 from ldcache import cache, elf, kernel, names, order, root
 
+# Of one folder, and of all that one start lists.
 NAMES_MAX = 16384
+ALL_NAMES_MAX = 1 << 16
 # Of one folder, and of all that one start reads.
 LIBRARIES_MAX = 2048
 ALL_LIBRARIES_MAX = 4096
@@ -36,52 +38,81 @@ class _Found:
 class Scanner:
     """Reads folders of the root that `base` is open on, as many as the bounds allow."""
 
-    __slots__ = ("base", "left")
+    __slots__ = ("_base", "_budget", "_left", "_names", "_seen")
 
     def __init__(self, base: int) -> None:
-        self.base = base
-        self.left = ALL_LIBRARIES_MAX
+        self._base = base
+        self._budget = root.Budget()
+        self._left = ALL_LIBRARIES_MAX
+        self._names = ALL_NAMES_MAX
+        # Folders for newer CPUs, and those that hold them.
+        self._seen: set[tuple[int, int]] = set()
 
     def hwcaps(self, folder: str) -> list[str]:
-        """The sub-folders of its glibc-hwcaps, by name, at most HWCAPS_MAX; each holds variants for newer CPUs."""
-        inside = f"{folder}/glibc-hwcaps"
+        """The sub-folders of its glibc-hwcaps, by name, at most HWCAPS_MAX; each holds variants for newer CPUs. None
+        where another folder's glibc-hwcaps is the same one, by a link."""
         try:
-            listed = root.names(self.base, inside, NAMES_MAX)
+            inside = root.Folder(self._base, f"{folder}/glibc-hwcaps", self._budget)
         except OSError:
             return []
         found: list[str] = []
-        for name in listed:
-            if names.is_hwcaps(kernel.encode(name)) and len(found) < HWCAPS_MAX and self._is_folder(f"{inside}/{name}"):
-                found.append(name)
+        try:
+            for name in [] if self._was_seen(inside) else self._list(inside):
+                if len(found) == HWCAPS_MAX:
+                    break
+                if names.is_hwcaps(kernel.encode(name)) and _is_folder(inside, name):
+                    found.append(name)
+        except OSError:
+            pass
+        finally:
+            inside.close()
         return found
 
-    def _is_folder(self, path: str) -> bool:
-        try:
-            return root.file_type(root.stat(self.base, path).st_mode) == root.S_IFDIR
-        except OSError:
-            return False
+    def _was_seen(self, folder: root.Folder) -> bool:
+        status = posix.fstat(folder.fd)
+        key = (status.st_dev, status.st_ino)
+        known = key in self._seen
+        self._seen.add(key)
+        return known
+
+    def _list(self, folder: root.Folder) -> list[str]:
+        """The names in a folder. All of them count: the image chose how many are none of a library's."""
+        limit = min(NAMES_MAX, self._names)
+        if limit <= 0 or self._left <= 0:
+            raise kernel.error("read", errno.E2BIG, folder.path)
+        # So much at least has been read where there are more.
+        self._names -= limit
+        listed = folder.names(limit)
+        self._names += limit - 1 - len(listed)
+        return listed
 
     def scan(self, folder: str, hwcaps: str | None = None) -> list[cache.Entry]:
-        """Cache entries for the libraries of a folder, in ldconfig's order; with `hwcaps`, of that sub-folder.
+        """Cache entries for the libraries of a folder, in ldconfig's order; with `hwcaps`, of that sub-folder, which is
+        read once, as ldconfig does, however many links lead to it.
 
         Raises OSError where the folder can't be read, E2BIG past NAMES_MAX names, or past LIBRARIES_MAX of them like a
-        library's, ALL_LIBRARIES_MAX in all. A file that is no library of a known machine is passed over.
+        library's, ALL_NAMES_MAX and ALL_LIBRARIES_MAX in all, ELOOP past the budget for links. A file that is no
+        library of a known machine is passed over.
         """
         place = folder if hwcaps is None else f"{folder}/glibc-hwcaps/{hwcaps}"
-        # In a glibc-hwcaps folder links of any name count, for whatever reason.
-        wanted = is_library_name if hwcaps is None else is_whole
-        listed = [name for name in root.names(self.base, place, NAMES_MAX) if wanted(name)]
-        if len(listed) > min(LIBRARIES_MAX, self.left):
-            raise kernel.error("read", errno.E2BIG, place)
-        self.left -= len(listed)
-        directory = root.open_path(self.base, place)
+        opened = root.Folder(self._base, place, self._budget)
         try:
-            present = set(listed)
+            if hwcaps is not None and self._was_seen(opened):
+                return []
+            # In a glibc-hwcaps folder links of any name count, for whatever reason.
+            wanted = is_library_name if hwcaps is None else is_whole
+            listed = [name for name in self._list(opened) if wanted(name)]
+            if len(listed) > min(LIBRARIES_MAX, self._left):
+                raise kernel.error("read", errno.E2BIG, place)
+            self._left -= len(listed)
             found: dict[str, _Found] = {}
             for name in listed:
-                _look(self.base, directory, place, name, found)
+                _look(opened, name, found)
+            if self._budget.parts < 0:
+                raise kernel.error("read", errno.ELOOP, place)
         finally:
-            posix.close(directory)
+            opened.close()
+        present = set(listed)
         prefix = "" if place == "/" else place
         if hwcaps is None:
             return [
@@ -93,6 +124,13 @@ class Scanner:
             _entry(key, f"{prefix}/{best.name}", best.flags, cache.HWCAP_EXTENSION | best.level << 32, hwcaps)
             for key, best in reversed(found.items())
         ]
+
+
+def _is_folder(inside: root.Folder, name: str) -> bool:
+    try:
+        return root.file_type(inside.stat(name).st_mode) == root.S_IFDIR
+    except OSError:
+        return False
 
 
 def _entry(key: str, path: str, flags: int, hwcap: int = 0, hwcaps: str | None = None) -> cache.Entry:
@@ -110,15 +148,15 @@ def is_whole(name: str) -> bool:
     return not names.is_temporary(kernel.encode(name)) and "\n" not in name
 
 
-def _look(base: int, directory: int, folder: str, name: str, found: dict[str, _Found]) -> None:
+def _look(folder: root.Folder, name: str, found: dict[str, _Found]) -> None:
     try:
-        there = posix.stat(name, dir_fd=directory, follow_symlinks=False)
+        there = folder.stat(name, follow=False)
     except OSError:
         return
     is_link = root.file_type(there.st_mode) == root.S_IFLNK
     if not is_link and (root.file_type(there.st_mode) != root.S_IFREG or not is_library_name(name)):
         return
-    facts, level = _read(base, f"{folder}/{name}")
+    facts, level = _read_in(folder, name)
     if facts is None or not facts.shared:
         return
     try:
@@ -145,19 +183,25 @@ def greater(one: str, other: str) -> bool:
     return first > second
 
 
-def read_facts(base: int, path: str) -> elf.ElfFacts | None:
-    """ELF facts of a file of the image; None for what is no library."""
-    return _read(base, path)[0]
-
-
-def _read(base: int, path: str) -> tuple[elf.ElfFacts | None, int]:
-    """ELF facts, and the ISA level that counts in a glibc-hwcaps folder."""
+def _read_in(folder: root.Folder, name: str) -> tuple[elf.ElfFacts | None, int]:
     try:
-        fd = root.open_file(base, path, stored=True)
+        return _read(root.readable(folder.open(name), name, stored=True), "/glibc-hwcaps/" in folder.path)
     except OSError:
         return None, 0
+
+
+def read_facts(base: int, path: str) -> elf.ElfFacts | None:
+    """ELF facts of a file of the image; None for what is no library."""
     try:
-        return elf.read(fd), elf.level(fd) if "/glibc-hwcaps/" in path else 0
+        return _read(root.open_file(base, path, stored=True), False)[0]
+    except OSError:
+        return None
+
+
+def _read(fd: int, with_level: bool) -> tuple[elf.ElfFacts | None, int]:
+    """ELF facts, and the ISA level that counts in a glibc-hwcaps folder."""
+    try:
+        return elf.read(fd), elf.level(fd) if with_level else 0
     except (elf.InvalidElf, OSError):
         return None, 0
     finally:

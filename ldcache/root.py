@@ -24,6 +24,12 @@ PATH = posix.O_PATH | posix.O_CLOEXEC
 INSIDE = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 LINKS_MAX = 40
 PATH_MAX = 4096
+# Parts of one path that an image chose, those of links among them, and of all that one start follows: a tenth of a
+# second.
+PARTS_MAX = 256
+ALL_PARTS_MAX = 1 << 14
+# Links of a folder to names beside them: libcuda.so, libcuda.so.1, libcuda.so.580.1.
+NEAR_LINKS_MAX = 4
 ATTEMPTS = 16
 
 # statfs(2)'s f_type: proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, configfs, pstore, bpf, mqueue,
@@ -61,13 +67,33 @@ def open_host(path: str) -> int:
         raise NvhookError(f"cannot open the host root {path}: {error.strerror}", "give an existing folder") from error
 
 
-def open_path(root: int, path: str, follow: bool = True) -> int:
+class Budget:
+    """What may still be spent on links of paths that an image chose. The kernel follows 40 of 4 KB each in a look-up,
+    which takes it 4 ms; an image can have that done ten thousand times over."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: int = ALL_PARTS_MAX) -> None:
+        self.parts = parts
+
+
+def open_path(root: int, path: str, follow: bool = True, budget: Budget | None = None) -> int:
     """An O_PATH descriptor of what `path` names inside the root; with `follow` off, of a final link itself.
 
-    Raises OSError: ENOENT, ENOTDIR, ELOOP (also for a magic link).
+    With a budget, a path with links in it costs its parts, those of the links among them. Raises OSError: ENOENT,
+    ENOTDIR, ELOOP (also for a magic link, past PARTS_MAX parts, and where the budget is used up).
     """
     flags = PATH if follow else PATH | posix.O_NOFOLLOW
-    return _open2(root, path, flags) if _HAVE_OPENAT2[0] else walk(root, path, follow)
+    if not _HAVE_OPENAT2[0]:
+        return walk(root, path, follow, budget)
+    if budget is None:
+        return _open2(root, path, flags)
+    try:
+        return kernel.openat2(root, path, flags, 0, INSIDE | kernel.RESOLVE_NO_SYMLINKS)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EAGAIN, errno.ENOSYS):
+            raise
+    return walk(root, path, follow, budget)
 
 
 # One mutable place, decided by the first ENOSYS (kernel before 5.6, or a seccomp filter that says so).
@@ -88,7 +114,7 @@ def _open2(root: int, path: str, flags: int) -> int:
     return walk(root, path, not flags & posix.O_NOFOLLOW)
 
 
-def walk(root: int, path: str, follow: bool = True) -> int:
+def walk(root: int, path: str, follow: bool = True, budget: Budget | None = None) -> int:
     """What `open_path` does, without openat2: a stack of descriptors from the root, `..` pops."""
     if not path:
         raise kernel.error("", errno.ENOENT, path)
@@ -100,6 +126,7 @@ def walk(root: int, path: str, follow: bool = True) -> int:
     parts = path.split("/")[::-1]
     stack = [posix.dup(root)]
     links = 0
+    spent = _spend(budget, 0, parts, path)
     try:
         while parts:
             name = parts.pop()
@@ -125,11 +152,24 @@ def walk(root: int, path: str, follow: bool = True) -> int:
             if target.startswith("/"):
                 while len(stack) > 1:
                     posix.close(stack.pop())
-            parts.extend(target.split("/")[::-1])
+            more = target.split("/")[::-1]
+            spent = _spend(budget, spent, more, path)
+            parts += more
         return stack.pop()
     finally:
         for fd in stack:
             posix.close(fd)
+
+
+def _spend(budget: Budget | None, spent: int, parts: list[str], path: str) -> int:
+    """How many parts a path has come to."""
+    spent += len(parts)
+    if budget is not None:
+        # One that is refused for itself has cost no more.
+        budget.parts -= min(len(parts), PARTS_MAX)
+        if spent > PARTS_MAX or budget.parts < 0:
+            raise kernel.error("open", errno.ELOOP, path)
+    return spent
 
 
 def _open_entry(directory: int, name: str, path: str) -> int:
@@ -155,14 +195,18 @@ def reopen(fd: int, flags: int) -> int:
     return posix.open(f"/proc/self/fd/{fd}", flags | posix.O_CLOEXEC)
 
 
-def open_file(root: int, path: str, stored: bool = False) -> int:
+def open_file(root: int, path: str, stored: bool = False, budget: Budget | None = None) -> int:
     """A readable descriptor of a regular file inside the root.
 
     The type is looked at before the file is opened for reading: a FIFO would block, a device may act. `stored`
     is for paths that an image chose: no file of procfs and its like; /proc/kmsg, once read, is gone.
     Raises OSError, EINVAL if it is no such file.
     """
-    named = open_path(root, path)
+    return readable(open_path(root, path, budget=budget), path, stored)
+
+
+def readable(named: int, path: str, stored: bool) -> int:
+    """The same of a file that is at hand by an O_PATH descriptor, which is closed."""
     try:
         if file_type(posix.fstat(named).st_mode) != S_IFREG or (stored and is_pseudo(named)):
             raise kernel.error("not a regular file", errno.EINVAL, path)
@@ -204,9 +248,9 @@ def read_open(fd: int, limit: int, path: str) -> bytes:
         posix.close(fd)
 
 
-def stat(root: int, path: str, follow: bool = True) -> posix.stat_result:
+def stat(root: int, path: str, follow: bool = True, budget: Budget | None = None) -> posix.stat_result:
     """fstat of what `path` names inside the root."""
-    fd = open_path(root, path, follow)
+    fd = open_path(root, path, follow, budget)
     try:
         return posix.fstat(fd)
     finally:
@@ -246,24 +290,71 @@ def listdir(root: int, path: str) -> list[str]:
         posix.close(fd)
 
 
-def names(root: int, path: str, limit: int) -> list[str]:
+def names(root: int, path: str, limit: int, budget: Budget | None = None) -> list[str]:
     """The names in a folder of an image inside the root, as the file system orders them. Raises OSError, E2BIG
     where there are more than `limit`; the rest is not read then."""
-    named = open_path(root, path)
+    folder = Folder(root, path, budget)
     try:
-        fd = reopen(named, posix.O_RDONLY | posix.O_DIRECTORY)
+        return folder.names(limit)
     finally:
-        posix.close(named)
-    found: list[str] = []
-    try:
-        with posix.scandir(fd) as entries:
-            for entry in entries:
-                if len(found) == limit:
-                    raise kernel.error("read", errno.E2BIG, path)
-                found.append(entry.name)
-    finally:
-        posix.close(fd)
-    return found
+        folder.close()
+
+
+class Folder:
+    """A folder of an image, looked up once; its names are then looked up in it."""
+
+    __slots__ = ("_budget", "_root", "fd", "path")
+
+    def __init__(self, root: int, path: str, budget: Budget | None = None) -> None:
+        """Raises OSError, as `open_path` does."""
+        self._root = root
+        self._budget = budget
+        self.path = path
+        self.fd = open_path(root, path, budget=budget)
+
+    def close(self) -> None:
+        """Let go of it."""
+        posix.close(self.fd)
+
+    def names(self, limit: int) -> list[str]:
+        """As the function `names`."""
+        fd = reopen(self.fd, posix.O_RDONLY | posix.O_DIRECTORY)
+        found: list[str] = []
+        try:
+            with posix.scandir(fd) as entries:
+                for entry in entries:
+                    if len(found) == limit:
+                        raise kernel.error("read", errno.E2BIG, self.path)
+                    found.append(entry.name)
+        finally:
+            posix.close(fd)
+        return found
+
+    def stat(self, name: str, follow: bool = True) -> posix.stat_result:
+        """Of a name, or with `follow` of what it leads to inside the root. Raises OSError."""
+        status = posix.stat(name, dir_fd=self.fd, follow_symlinks=False)
+        if not follow or file_type(status.st_mode) != S_IFLNK:
+            return status
+        fd = self.open(name)
+        try:
+            return posix.fstat(fd)
+        finally:
+            posix.close(fd)
+
+    def open(self, name: str) -> int:
+        """An O_PATH descriptor of what a name leads to inside the root. Raises OSError."""
+        near = name
+        for _ in range(NEAR_LINKS_MAX):
+            if "/" in near or near in ("", ".", ".."):
+                break
+            found = posix.open(near, PATH | posix.O_NOFOLLOW, dir_fd=self.fd)
+            if file_type(posix.fstat(found).st_mode) != S_IFLNK:
+                return found
+            try:
+                near = posix.readlink("", dir_fd=found)
+            finally:
+                posix.close(found)
+        return open_path(self._root, f"{self.path.rstrip('/')}/{name}", budget=self._budget)
 
 
 def real_path(root: int, path: str) -> str:

@@ -125,3 +125,13 @@ def test_damaged_notes(tmp_path_factory: pytest.TempPathFactory, changes: list[t
             elf.note(file.fileno(), compat.SECTION, compat.NOTE_MAX)
         except elf.InvalidElf:
             pass
+
+
+def test_many_files_by_odd_names(tmp_path: Path) -> None:
+    """Of warnings the first few are enough, and of versions."""
+    odd = [(f"libcuda.so.x{number:04}", b"") for number in range(2000)]
+    versions = [(f"libcuda.so.{number}.1", b"") for number in range(1000, 2000)]
+    made = compat.decide(image(tmp_path, *odd, *versions), "535.104.05")
+    assert len(made.warnings) == 5
+    assert made.warnings[3] == "and 1997 more such files in /usr/local/cuda/compat"
+    assert made.reason.endswith("holds several versions: 1000.1, 1001.1, 1002.1, and 997 more versions")

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,78 @@ def test_a_start_reads_so_many_and_no_more(tmp_path: Path) -> None:
     scanner.scan("/b")
     with pytest.raises(OSError, match="read"):
         scanner.scan("/c")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A root whose folder `many` has as many names as one may have, none of them a library's."""
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many/first").touch()
+    for number in range(imagescan.NAMES_MAX - 2):
+        os.link(tmp_path / "many/first", tmp_path / f"many/lib{number}\n.so")
+    return tmp_path
+
+
+def test_names_that_are_no_librarys_count_too(many: Path) -> None:
+    scanner = imagescan.Scanner(root.open_root(str(many)))
+    for number in range(imagescan.ALL_NAMES_MAX // imagescan.NAMES_MAX):
+        (many / f"link{number}").symlink_to("many")
+        assert scanner.scan(f"/link{number}") == []
+    with pytest.raises(OSError, match="read") as caught:
+        scanner.scan("/many")
+    assert caught.value.errno == errno.E2BIG
+    (many / "glibc-hwcaps/x86-64-v3").mkdir(parents=True)
+    assert scanner.hwcaps("/") == []
+
+
+def test_a_folder_with_too_many_names_has_been_read_too(many: Path) -> None:
+    for number in range(3):
+        (many / f"many/{number}").touch()
+    scanner = imagescan.Scanner(root.open_root(str(many)))
+    for _ in range(imagescan.ALL_NAMES_MAX // imagescan.NAMES_MAX):
+        with pytest.raises(OSError, match="read"):
+            scanner.scan("/many")
+    (many / "few").mkdir()
+    with pytest.raises(OSError, match="read"):
+        scanner.scan("/few")
+
+
+def test_variants_are_read_once_however_many_links_lead_there(many: Path) -> None:
+    """Twenty-four seconds, where sixteen links to one folder are shared by 64."""
+    (many / "many/liba.so.1").write_bytes(elfwriter.shared_object("liba.so.1"))
+    (many / "shared").mkdir()
+    for number in range(imagescan.HWCAPS_MAX):
+        (many / f"shared/x86-64-v{number}").symlink_to("/many")
+    scanner = imagescan.Scanner(root.open_root(str(many)))
+    begin = time.process_time()
+    found = []
+    for number in range(64):
+        folder = f"/{number}"
+        (many / str(number)).mkdir()
+        (many / str(number) / "glibc-hwcaps").symlink_to("/shared")
+        for name in scanner.hwcaps(folder):
+            found += scanner.scan(folder, name)
+    assert [entry.soname for entry in found] == [b"liba.so.1"]
+    assert time.process_time() - begin < 3
+
+
+def test_libraries_that_are_long_chains_of_links(tmp_path: Path) -> None:
+    """One look-up of each cost the kernel some milliseconds."""
+    for number in range(39):
+        (tmp_path / f"l{number}").symlink_to("./" * 2040 + f"l{number + 1}")
+    (tmp_path / "l39").write_bytes(elfwriter.shared_object("liba.so.1"))
+    (tmp_path / "few").mkdir()
+    (tmp_path / "few/liba.so.1").symlink_to("../l39")
+    (tmp_path / "lib").mkdir()
+    for number in range(imagescan.LIBRARIES_MAX):
+        (tmp_path / f"lib/lib{number}.so").symlink_to("/l0")
+    scanner = imagescan.Scanner(root.open_root(str(tmp_path)))
+    assert [entry.soname for entry in scanner.scan("/few")] == [b"liba.so.1"]
+    begin = time.process_time()
+    with pytest.raises(OSError, match="read") as caught:
+        scanner.scan("/lib")
+    assert caught.value.errno == errno.ELOOP
+    assert time.process_time() - begin < 1
 
 
 def test_bounds(tmp_path: Path) -> None:
