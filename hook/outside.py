@@ -170,6 +170,29 @@ def check_target(mounts: Volumes, path: str, is_folder: bool) -> str:
     return beside(mounts, path)
 
 
+def check_node(mounts: Volumes, node: dict[str, Any], host: int) -> str:
+    """Why the runtime is not to make a device node; "" where nothing is in the way, or it makes none. `host` is open
+    on the host's root, whose own /dev may be the container's."""
+    path = node["path"]
+    try:
+        there = mounts.real_file(path)
+        volume = mounts.holding(there)
+        if volume is None or not volume.foreign:
+            return beside(mounts, path)
+        if volume.is_dev():
+            status = mounts.stat(volume.place)
+            if status is not None and steps.identity(status) == steps.identity(root.stat(host, "/dev")):
+                return ""
+        status = mounts.stat(there)
+    except OSError as error:
+        return namespace.creation_error(error, path).what
+    # runc and crun leave what is there.
+    device = posix.makedev(node["major"], node["minor"])
+    if status is not None and root.file_type(status.st_mode) == root.S_IFCHR and status.st_rdev == device:
+        return ""
+    return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
+
+
 def beside(mounts: Volumes, path: str) -> str:
     """Why nothing can be made anywhere: a mount that will be nobody knows where; "" where all are known."""
     if not mounts.unclear:

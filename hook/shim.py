@@ -232,20 +232,35 @@ class Shim:
             self.warnings.append(fit.warning())
         if self.journal is not None:
             self.journal.judged(judged, plan, fit)
-        nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
-        # There is no /dev to make links in before the start, so what they lead to has their names.
-        targets = {node["path"]: node for node in nodes}
-        for link in plan.node_links:
-            nodes.append(targets[steps.final(link["path"], {link["path"]: link["target"]})] | {"path": link["path"]})
-        gids = [] if self.settings["features.no-additional-gids-for-device-nodes"] else groups(plan.nodes)
-        self.config = inject.inject(self.config, [{"deviceNodes": nodes, "additionalGids": gids}])
         mounts = self._fitting(place, plan)
+        gids = self._add_nodes(plan)
         self._add_mounts(mounts)
         self.edits.append({"deviceNodes": plan.nodes, "mounts": mounts, "additionalGids": gids})
         place.missing = {mount["containerPath"] for mount in plan.mounts} - {
             mount.get("destination") for mount in self.config["mounts"]
         }
         self._finish(place, plan, judged)
+
+    def _add_nodes(self, plan: Plan) -> list[int]:
+        """The Plan's nodes, less those that the runtime would make in a volume; the groups that come with them."""
+        plan.nodes = [node for node in plan.nodes if self._node_fits(node)]
+        nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
+        # There is no /dev to make links in before the start, so what they lead to has their names.
+        targets = {node["path"]: node for node in nodes}
+        links = [(link, steps.final(link["path"], {link["path"]: link["target"]})) for link in plan.node_links]
+        plan.optional |= {link["path"] for link, _ in links}
+        named = [targets[target] | {"path": link["path"]} for link, target in links if target in targets]
+        named = [node for node in named if self._node_fits(node)]
+        kept = {node["path"] for node in named}
+        plan.node_links = [link for link in plan.node_links if link["path"] in kept]
+        gids = [] if self.settings["features.no-additional-gids-for-device-nodes"] else groups(plan.nodes)
+        self.config = inject.inject(self.config, [{"deviceNodes": nodes + named, "additionalGids": gids}])
+        return gids
+
+    def _node_fits(self, node: Object) -> bool:
+        assert self._volumes is not None, "no mounts were judged"
+        reason = outside.check_node(self._volumes, node, self._host)
+        return self._may(node["path"], reason, outside.remedy(reason) or "see docs/errors: creating files")
 
     def _from_host(self, entry: Object) -> Object:
         """A node or mount with its path on this machine, where another folder stands for the host."""
