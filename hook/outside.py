@@ -130,7 +130,7 @@ def written(place: Outside, plan: Plan) -> set[str]:
         paths += LOADERS
     try:
         return {f"{place.image.real_folder(folder)}/{name}" for folder, name in map(root.split, paths)}
-    except OSError:
+    except (OSError, NvhookError):
         # `hidden` then says that folder.
         return set()
 
@@ -146,7 +146,7 @@ def hidden(place: Outside, wanted: list[str], mounts: Volumes) -> str:
                 return volume.destination
             if there != place.image.real_folder(folder):
                 return folder
-        except OSError:
+        except (OSError, NvhookError):
             return folder
     return ""
 
@@ -165,6 +165,8 @@ def check_target(mounts: Volumes, path: str, is_folder: bool) -> str:
         status = mounts.stat(there)
     except OSError as error:
         return namespace.creation_error(error, path).what
+    except NvhookError as error:
+        return error.what
     if status is not None and (root.file_type(status.st_mode) == root.S_IFDIR) != is_folder:
         return f"{path} in the container is in the way: {'no folder' if is_folder else 'a folder'}"
     return beside(mounts, path)
@@ -186,6 +188,8 @@ def check_node(mounts: Volumes, node: dict[str, Any], host: int) -> str:
         status = mounts.stat(there)
     except OSError as error:
         return namespace.creation_error(error, path).what
+    except NvhookError as error:
+        return error.what
     # runc and crun leave what is there.
     device = posix.makedev(node["major"], node["minor"])
     if status is not None and root.file_type(status.st_mode) == root.S_IFCHR and status.st_rdev == device:

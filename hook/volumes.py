@@ -12,6 +12,7 @@ import errno
 import posix
 
 from ldcache import kernel, root
+from ldcache.errors import NvhookError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,8 +23,8 @@ TMPFS = "tmpfs"
 KERNELS = ("proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2")
 SHARED = ("shared", "rshared")
 PROPAGATION = (*SHARED, "private", "rprivate", "slave", "rslave", "unbindable", "runbindable")
-# Names looked up for one path. A real one has a dozen.
-LOOKUPS_MAX = 256
+# Of one path and of all links on its way: more than an image needs, and some milliseconds.
+PARTS_MAX = 256
 # The names of processes in proc lead to anywhere.
 PROCESSES = ("self", "thread-self")
 
@@ -122,31 +123,34 @@ class Volumes:
 
     def real(self, path: str) -> str:
         """The path without links, as a runtime will resolve it: what is not there yet, it makes. "" is the root. A
-        name to decide by, never to open. Raises OSError where it can't be told."""
+        name to decide by, never to open.
+
+        Raises OSError where it can't be told. Raises NvhookError past the kernel's bounds for one look-up, or PARTS_MAX
+        parts, those of links among them: each is looked for, and the image or a volume's destination says how many
+        there are.
+        """
         done: list[str] = []
         parts = path.split("/")[::-1]
-        links = lookups = 0
+        left = PARTS_MAX - len(parts)
+        links = 0
         while parts:
             part = parts.pop()
             if part == "..":
                 self._may_leave("/".join(["", *done]))
                 del done[-1:]
-            if part in ("", ".", ".."):
-                continue
-            here = "/".join(["", *done, part])
-            lookups += 1
-            if lookups > LOOKUPS_MAX or len(here) > root.PATH_MAX:
-                raise kernel.error("open", errno.ELOOP, path[:200])
-            text = self._link(here)
-            if not text:
+            if part not in ("", ".", ".."):
                 done.append(part)
-                continue
-            links += 1
-            if links > root.LINKS_MAX:
-                raise kernel.error("open", errno.ELOOP, path[:200])
-            if text.startswith("/"):
-                done = []
-            parts += text.split("/")[::-1]
+            here = "/".join(["", *done])
+            if left < 0 or links > root.LINKS_MAX or len(here) >= root.PATH_MAX:
+                what = f"{path[:200]} in the container is too long, or has too many links, to be followed"
+                raise NvhookError(what, f"let it be a path of at most {PARTS_MAX} folders, those of links among them")
+            text = self._link(here) if part not in ("", ".", "..") else ""
+            if text:
+                links += 1
+                done = [] if text.startswith("/") else done[:-1]
+                more = text.split("/")[::-1]
+                left -= len(more)
+                parts += more
         return "/".join(["", *done])
 
     def real_folder(self, path: str) -> str:

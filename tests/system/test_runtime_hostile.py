@@ -121,6 +121,29 @@ def test_a_link_to_where_nothing_can_be_mounted(shim: Shim, target: str) -> None
     assert "left out: " in done.stderr and "/usr/bin/nvidia-smi" in done.stderr
 
 
+def test_a_folder_behind_a_chain_of_long_links(alone: Shim) -> None:
+    """Each part of each link was looked for by the whole path: 46 seconds."""
+    bundle = alone.bundle("true", env=visible("0"))
+    for number in range(39):
+        (bundle.root / f"l{number}").symlink_to(f"/l{number + 1}" + "/a" * 2040)
+    (bundle.root / "usr/bin").rename(bundle.root / "usr/bin.aside")
+    (bundle.root / "usr/bin").symlink_to("/l0")
+    bundle.write()
+    done = alone.call(bundle, "create", "--bundle", str(bundle.folder), bundle.name)
+    assert done.returncode == 0
+    assert "left out: /usr/bin in the container is too long, or has too many links, to be followed" in done.stderr
+
+
+def test_a_volume_with_an_endless_destination(alone: Shim) -> None:
+    mounts = [{"destination": "/v" + "/a" * 40_000, "type": "bind", "source": "/var", "options": ["rbind"]}]
+    bundle = alone.bundle("true", env=visible("0"), mounts=mounts)
+    bundle.write()
+    before = (bundle.folder / "config.json").read_bytes()
+    done = alone.call(bundle, "create", "--bundle", str(bundle.folder), bundle.name)
+    assert done.returncode == 1 and "is too long, or has too many links, to be followed" in done.stderr
+    assert (bundle.folder / "config.json").read_bytes() == before
+
+
 def test_a_mount_inside_of_the_root(shim: Shim, canary: Path) -> None:
     """Somebody has mounted a folder of the host's below the root before the container is made."""
     bundle = shim.bundle("true", env=visible("0"))
