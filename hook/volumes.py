@@ -91,13 +91,14 @@ class Volumes:
     """The mounts of a configuration over the root that `base` is open on. `unclear` is the destination of one that
     may be anywhere, `met` those that lead through a name in `written`, which will be another by then."""
 
-    __slots__ = ("_base", "_folders", "_met", "_places", "met", "unclear", "written")
+    __slots__ = ("_base", "_folders", "_met", "_tree", "met", "unclear", "written")
 
     def __init__(self, base: int) -> None:
         self._base = base
         self._folders: dict[str, str] = {}
         self._met = False
-        self._places: dict[str, Volume] = {}
+        # By the names of a path, one in the other; "" is the volume that is mounted there.
+        self._tree: dict[str, Any] = {}
         self.met: list[str] = []
         self.unclear = ""
         self.written: set[str] = set()
@@ -116,10 +117,19 @@ class Volumes:
                 continue
             if self._met:
                 self.met.append(destination)
-            volume = Volume(mount, place, self.holding(place), bundle, shared)
-            self._places = {at: old for at, old in self._places.items() if not at.startswith(f"{place}/")}
-            self._places[place] = volume
+            self._put(Volume(mount, place, self.holding(place), bundle, shared))
             self._folders = {}
+
+    def _put(self, volume: Volume) -> None:
+        """Mount it, over what is mounted below its place."""
+        names = volume.place.split("/")[1:]
+        if not names:
+            self._tree = {"": volume}
+            return
+        at = self._tree
+        for name in names[:-1]:
+            at = at.setdefault(name, {})
+        at[names[-1]] = {"": volume}
 
     def real(self, path: str) -> str:
         """The path without links, as a runtime will resolve it: what is not there yet, it makes. "" is the root. A
@@ -167,11 +177,14 @@ class Volumes:
 
     def holding(self, place: str) -> Volume | None:
         """The mount that a path without links will be on; None for the image's own."""
-        while place:
-            if place in self._places:
-                return self._places[place]
-            place = place.rpartition("/")[0]
-        return self._places.get("")
+        at = self._tree
+        found: Volume | None = at.get("")
+        for part in place.split("/")[1:]:
+            if part not in at:
+                break
+            at = at[part]
+            found = at.get("", found)
+        return found
 
     def stat(self, place: str) -> posix.stat_result | None:
         """What will be at a path without links before anything is made there; None for nothing. Raises OSError."""
@@ -194,9 +207,9 @@ class Volumes:
 
     def _link(self, here: str) -> str:
         """The text of the link by that name; "" for anything else, the root of a mount included."""
-        if here in self._places:
-            return ""
         volume = self.holding(here)
+        if volume is not None and volume.place == here:
+            return ""
         if volume is not None and not volume.copies:
             return volume.link(here[len(volume.place) :])
         if volume is None and here in self.written:
