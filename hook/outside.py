@@ -116,7 +116,7 @@ def places(plan: Plan) -> list[str]:
 
 def volumes(place: Outside, plan: Plan, config: dict[str, Any], taken: set[str], bundle: str) -> Volumes:
     """What config.json mounts, less what gives way to mounts of ours at the destinations in `taken`."""
-    made = Volumes(place.base)
+    made = Volumes(place.base, place.image)
     made.written = written(place, plan)
     mounts = [mount for mount in config.get("mounts") or [] if mount.get("destination") not in taken]
     made.add(mounts, bundle, (config.get("linux") or {}).get("rootfsPropagation") in SHARED)

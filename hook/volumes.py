@@ -91,10 +91,12 @@ class Volumes:
     """The mounts of a configuration over the root that `base` is open on. `unclear` is the destination of one that
     may be anywhere, `met` those that lead through a name in `written`, which will be another by then."""
 
-    __slots__ = ("_base", "_folders", "_met", "_tree", "met", "unclear", "written")
+    __slots__ = ("_base", "_folders", "_met", "_texts", "_tree", "met", "unclear", "written")
 
-    def __init__(self, base: int) -> None:
+    def __init__(self, base: int, known: Volumes | None = None) -> None:
+        """`known` has looked at the same root before; a name is looked up once for both."""
         self._base = base
+        self._texts: dict[str, str] = {} if known is None else known._texts
         self._folders: dict[str, str] = {}
         self._met = False
         # By the names of a path, one in the other; "" is the volume that is mounted there.
@@ -214,10 +216,12 @@ class Volumes:
             return volume.link(here[len(volume.place) :])
         if volume is None and here in self.written:
             self._met = True
-        try:
-            return root.readlink(self._base, here)
-        except OSError:
-            return ""
+        if here not in self._texts:
+            try:
+                self._texts[here] = root.readlink(self._base, here)
+            except OSError:
+                self._texts[here] = ""
+        return self._texts[here]
 
     def _may_leave(self, folder: str) -> None:
         """Refuse `..` behind a link of the kernel's that was not followed."""
