@@ -79,6 +79,16 @@ def test_ours_is_seen_where_a_file_of_the_users_is_mounted(shim: Shim, place: st
     assert (shim.folder / "theirs").read_text() == "theirs\n"
 
 
+def test_ours_is_seen_where_a_link_of_ours_belongs(shim: Shim) -> None:
+    """The hook covers such a mount, as it covers a file of the image."""
+    (shim.folder / "theirs").write_text("theirs\n")
+    bundle = shim.bundle("resolve -s libcuda.so.1", env=visible("0"))
+    bundle.mounts = [volume(shim.folder / "theirs", f"{MULTIARCH}/libcuda.so.1", "rprivate")]
+    status = shim.host.library("libcuda.so.1").stat()
+    assert [line.split()[-1] for line in shim.output(bundle)] == [f"{status.st_dev}:{status.st_ino}"]
+    assert (shim.folder / "theirs").read_text() == "theirs\n"
+
+
 @pytest.mark.parametrize("propagation", ["rprivate", "rshared"])
 @pytest.mark.parametrize("target", ["/usr/bin", "../usr/bin", "/v/other/x"])
 def test_a_link_in_a_volume(shim: Shim, shared: Path, target: str, propagation: str) -> None:
