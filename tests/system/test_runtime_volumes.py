@@ -45,7 +45,7 @@ RSHARED = {"rootfsPropagation": "rshared"}
 SMI = "left out: /usr/bin/nvidia-smi in the container is in a"
 
 
-@pytest.mark.parametrize("place", ["/link/nvidia-smi", "/usr/bin/./nvidia-smi", "/proc/1/root/usr/bin/nvidia-smi"])
+@pytest.mark.parametrize("place", ["/link/nvidia-smi", "/usr/bin/./nvidia-smi", "/proc/1/root/./usr/bin/nvidia-smi"])
 def test_a_hosts_file_is_not_covered(shim: Shim, shared: Path, place: str) -> None:
     """One that is mounted right where ours belongs, by another name, and hands mounts on."""
     (shared / "passwd").write_text("root\n")

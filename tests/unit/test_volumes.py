@@ -146,7 +146,7 @@ def test_links_where_a_volume_will_be_are_the_volumes(base: int, tmp_path: Path)
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
-        ("proc", "/k/self/root/x"),
+        ("proc", "/k/self/task/x"),
         ("proc", "/k/1/cwd/x"),
         ("proc", "/k/a/../../x"),
         ("sysfs", "/k/devices/a/subsystem/../../../x"),
