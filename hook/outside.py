@@ -12,6 +12,7 @@ import errno
 import posix
 
 from hook import files, namespace, steps
+from hook.volumes import SHARED, Volumes
 from ldcache import kernel, root
 from ldcache.errors import NvhookError
 
@@ -25,30 +26,23 @@ if TYPE_CHECKING:
 
 # Of no library and no configuration.
 APART = ("/proc/", "/sys/", "/dev/")
-# Of one path and of all links on its way: more than an image needs, and some milliseconds.
-PARTS_MAX = 256
+LOADERS = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
 
 
 class Outside(namespace.Namespace):
     """The root, open before anything is mounted in it. `covers` maps a path to the library that the runtime is to mount
-    on it."""
+    on it, `image` tells where the image's links lead."""
 
-    __slots__ = ("_folders", "covers")
+    __slots__ = ("covers", "image")
 
     def __init__(self, root_path: str, config: dict[str, Any]) -> None:
         """Raises NvhookError for a root that can't be opened, or is the host's own."""
         super().__init__()
         self.covers: dict[str, str] = {}
-        self._folders: dict[str, str] = {}
         self.open_root(root_path)
+        self.image = Volumes(self.base)
         linux = config.get("linux") or {}
         self.ids = (mapped(linux.get("uidMappings")), mapped(linux.get("gidMappings")))
-
-    def real_folder(self, path: str) -> str:
-        """What `real` says of a folder, looked up once."""
-        if path not in self._folders:
-            self._folders[path] = real(self.base, path)
-        return self._folders[path]
 
     def is_read_only(self) -> bool:
         """Whether the root takes no files from here either, whatever config.json says of it."""
@@ -120,85 +114,102 @@ def places(plan: Plan) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def hidden(place: Outside, wanted: list[str], mounts: list[dict[str, Any]]) -> str:
-    """The destination of a mount of config.json that will hide one of these folders, or a file that is written in
-    /etc; "" for none."""
-    folders = [place.real_folder(folder) for folder in wanted]
-    own = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d")
-    for mount in mounts:
-        destination = mount.get("destination")
-        if not isinstance(destination, str) or f"{destination}/".startswith(APART):
-            continue
-        there = real(place.base, destination)
-        if there in own and "/etc" in wanted:
-            return destination
-        if any(f"{folder}/".startswith(f"{there}/") for folder in folders):
-            return destination
+def volumes(place: Outside, plan: Plan, config: dict[str, Any], taken: set[str], bundle: str) -> Volumes:
+    """What config.json mounts, less what gives way to mounts of ours at the destinations in `taken`."""
+    made = Volumes(place.base, place.image)
+    made.written = written(place, plan)
+    mounts = [mount for mount in config.get("mounts") or [] if mount.get("destination") not in taken]
+    made.add(mounts, bundle, (config.get("linux") or {}).get("rootfsPropagation") in SHARED)
+    return made
+
+
+def written(place: Outside, plan: Plan) -> set[str]:
+    """The names, free of the image's links, that a Plan's finish puts something else behind."""
+    paths = [link["path"] for link in plan.links]
+    if "/etc" in places(plan):
+        paths += LOADERS
+    try:
+        return {f"{place.image.real_folder(folder)}/{name}" for folder, name in map(root.split, paths)}
+    except (OSError, NvhookError):
+        # `hidden` then says that folder.
+        return set()
+
+
+def hidden(place: Outside, wanted: list[str], mounts: Volumes) -> str:
+    """The destination of a mount of config.json that will hide one of these folders, or the folder itself where it
+    can't be told; "" for none."""
+    for folder in wanted:
+        try:
+            there = mounts.real_folder(folder)
+            volume = mounts.holding(there)
+            if volume is not None:
+                return volume.destination
+            if there != place.image.real_folder(folder):
+                return folder
+        except (OSError, NvhookError):
+            return folder
     return ""
 
 
-def real(base: int, path: str) -> str:
-    """The path without the links of the image, as a runtime will resolve it: what is not there yet, it makes. A name to
-    decide by, never to open. Raises NvhookError past the kernel's bounds for one look-up, or PARTS_MAX parts, those of
-    links among them: each is looked for, and the image or a volume's destination says how many there are."""
-    done: list[str] = []
-    parts = path.split("/")[::-1]
-    left = PARTS_MAX - len(parts)
-    links = 0
-    while parts:
-        part = parts.pop()
-        if part == "..":
-            del done[-1:]
-        if part not in ("", ".", ".."):
-            done.append(part)
-        name = "/" + "/".join(done)
-        if left < 0 or links > root.LINKS_MAX or len(name) >= root.PATH_MAX:
-            what = f"{path[:200]} in the container is too long, or has too many links, to be followed"
-            raise NvhookError(what, f"let it be a path of at most {PARTS_MAX} folders, those of links among them")
-        if part in ("", ".", ".."):
-            continue
-        try:
-            text = root.readlink(base, name)
-        except OSError:
-            continue
-        links += 1
-        done = [] if text.startswith("/") else done[:-1]
-        more = text.split("/")[::-1]
-        left -= len(more)
-        parts += more
-    return "/" + "/".join(done) if done else ""
-
-
-def foreign(place: Outside, mounts: list[dict[str, Any]]) -> list[str]:
-    """Where config.json mounts folders of the host's: what the runtime makes below, it makes on the host."""
-    found = []
-    for mount in mounts:
-        destination, options = mount.get("destination"), mount.get("options")
-        options = options if isinstance(options, list) else []
-        if isinstance(destination, str) and (mount.get("type") == "bind" or "bind" in options or "rbind" in options):
-            found.append(real(place.base, destination))
-    return found
-
-
-def check_target(place: Outside, mount: dict[str, Any], is_folder: bool, volumes: list[str]) -> str:
-    """Why the runtime is not to mount a host's file there; "" where nothing is in the way. `volumes`: see `foreign`."""
-    path = mount["containerPath"]
-    folder, name = root.split(path)
+def check_target(mounts: Volumes, path: str, is_folder: bool) -> str:
+    """Why the runtime is not to mount a host's file there; "" where nothing is in the way."""
     try:
-        there = f"{place.real_folder(folder)}/{name}"
-        if root.file_type(root.stat(place.base, there, follow=False).st_mode) == root.S_IFLNK:
-            there = real(place.base, there)
-        status = root.stat(place.base, there)
-    except FileNotFoundError:
-        status = None
+        there = mounts.real_file(path)
+        volume = mounts.holding(there)
+        if f"{there}/".startswith(APART):
+            return f"{path} in the container is in the way: it leads to {there}"
+        if volume is not None and volume.foreign and there != volume.place:
+            return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
+        if volume is not None and volume.leaks:
+            return f"{path} in the container is in a volume with rshared propagation; a mount there is the host's too"
+        status = mounts.stat(there)
     except OSError as error:
         return namespace.creation_error(error, path).what
     except NvhookError as error:
         return error.what
-    if f"{there}/".startswith(APART):
-        return f"{path} in the container is in the way: it leads to {there}"
-    if any(there.startswith(f"{volume}/") for volume in volumes):
-        return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
     if status is not None and (root.file_type(status.st_mode) == root.S_IFDIR) != is_folder:
         return f"{path} in the container is in the way: {'no folder' if is_folder else 'a folder'}"
+    return beside(mounts, path)
+
+
+def check_node(mounts: Volumes, node: dict[str, Any], host: int) -> str:
+    """Why the runtime is not to make a device node; "" where nothing is in the way, or it makes none. `host` is open
+    on the host's root, whose own /dev may be the container's."""
+    path = node["path"]
+    try:
+        there = mounts.real_file(path)
+        volume = mounts.holding(there)
+        if volume is None or not volume.foreign:
+            return beside(mounts, path)
+        if volume.is_dev():
+            status = mounts.stat(volume.place)
+            if status is not None and steps.identity(status) == steps.identity(root.stat(host, "/dev")):
+                return ""
+        status = mounts.stat(there)
+    except OSError as error:
+        return namespace.creation_error(error, path).what
+    except NvhookError as error:
+        return error.what
+    # runc and crun leave what is there.
+    device = posix.makedev(node["major"], node["minor"])
+    if status is not None and root.file_type(status.st_mode) == root.S_IFCHR and status.st_rdev == device:
+        return ""
+    return f"{path} in the container is in a mount from elsewhere; nvhook makes no files in it"
+
+
+def beside(mounts: Volumes, path: str) -> str:
+    """Why nothing can be made anywhere: a mount that will be nobody knows where; "" where all are known."""
+    if not mounts.unclear:
+        return ""
+    return f"{path} in the container may be in a mount from elsewhere: it can't be told where {mounts.unclear} leads"
+
+
+def remedy(reason: str) -> str:
+    """What helps against one of the above that a volume is the reason of; "" for others."""
+    if "rshared" in reason:
+        return "mount that volume with rslave or rprivate propagation"
+    if "can't be told" in reason:
+        return "mount it where neither the image nor another volume has a link"
+    if "in a mount from elsewhere" in reason:
+        return "mount nothing of the host's on that folder, or only what the container needs of it"
     return ""

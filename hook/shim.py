@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hook.plan import Plan
     from hook.record import Record
     from hook.step import Step
+    from hook.volumes import Volumes
 
     Object = dict[str, Any]
 
@@ -53,6 +54,7 @@ class Shim:
         "_place",
         "_steps",
         "_times",
+        "_volumes",
         "annotations",
         "config",
         "configured",
@@ -87,6 +89,7 @@ class Shim:
         self._launcher = ""
         self._place: outside.Outside | None = None
         self._steps: list[Step] = []
+        self._volumes: Volumes | None = None
         self.annotations: dict[str, str] = {}
         self.config = opened.config
         self.configured: Object = {}
@@ -229,15 +232,8 @@ class Shim:
             self.warnings.append(fit.warning())
         if self.journal is not None:
             self.journal.judged(judged, plan, fit)
-        nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
-        # There is no /dev to make links in before the start, so what they lead to has their names.
-        targets = {node["path"]: node for node in nodes}
-        for link in plan.node_links:
-            nodes.append(targets[steps.final(link["path"], {link["path"]: link["target"]})] | {"path": link["path"]})
-        gids = [] if self.settings["features.no-additional-gids-for-device-nodes"] else groups(plan.nodes)
-        self.config = inject.inject(self.config, [{"deviceNodes": nodes, "additionalGids": gids}])
-        volumes = outside.foreign(place, container.mounts)
-        mounts = [mount for mount in plan.mounts if self._fits(place, mount, volumes)]
+        mounts = self._fitting(place, plan)
+        gids = self._add_nodes(plan)
         self._add_mounts(mounts)
         self.edits.append({"deviceNodes": plan.nodes, "mounts": mounts, "additionalGids": gids})
         place.missing = {mount["containerPath"] for mount in plan.mounts} - {
@@ -245,12 +241,45 @@ class Shim:
         }
         self._finish(place, plan, judged)
 
+    def _add_nodes(self, plan: Plan) -> list[int]:
+        """The Plan's nodes, less those that the runtime would make in a volume; the groups that come with them."""
+        plan.nodes = [node for node in plan.nodes if self._node_fits(node)]
+        nodes = [self._from_host(node | {"hostPath": node.get("hostPath", node["path"])}) for node in plan.nodes]
+        # There is no /dev to make links in before the start, so what they lead to has their names.
+        targets = {node["path"]: node for node in nodes}
+        links = [(link, steps.final(link["path"], {link["path"]: link["target"]})) for link in plan.node_links]
+        plan.optional |= {link["path"] for link, _ in links}
+        named = [targets[target] | {"path": link["path"]} for link, target in links if target in targets]
+        named = [node for node in named if self._node_fits(node)]
+        kept = {node["path"] for node in named}
+        plan.node_links = [link for link in plan.node_links if link["path"] in kept]
+        gids = [] if self.settings["features.no-additional-gids-for-device-nodes"] else groups(plan.nodes)
+        self.config = inject.inject(self.config, [{"deviceNodes": nodes + named, "additionalGids": gids}])
+        return gids
+
+    def _node_fits(self, node: Object) -> bool:
+        assert self._volumes is not None, "no mounts were judged"
+        reason = outside.check_node(self._volumes, node, self._host)
+        return self._may(node["path"], reason, outside.remedy(reason) or "see docs/errors: creating files")
+
     def _from_host(self, entry: Object) -> Object:
         """A node or mount with its path on this machine, where another folder stands for the host."""
         return entry | {"hostPath": f"{self._host_root.rstrip('/')}{entry['hostPath']}"}
 
-    def _fits(self, place: outside.Outside, mount: Object, volumes: list[str]) -> bool:
-        """Whether the runtime can mount it; what the GPU works without is left out with a warning."""
+    def _fitting(self, place: outside.Outside, plan: Plan) -> list[Object]:
+        """The mounts that the runtime can make, and what it will have mounted before them."""
+        given = {mount.get("destination") for mount in self.config.get("mounts") or []}
+        mounts = plan.mounts
+        while True:
+            taken = {mount["containerPath"] for mount in mounts}
+            volumes = self._volumes = outside.volumes(place, plan, self.config, taken, self._bundle.container.bundle)
+            mounts = [mount for mount in mounts if self._fits(mount, volumes)]
+            # Where one is left out, the container's own mount stays, and all is to be looked at again.
+            if not given & (taken - {mount["containerPath"] for mount in mounts}):
+                return mounts
+
+    def _fits(self, mount: Object, volumes: Volumes) -> bool:
+        """Whether the runtime can mount it."""
         remedy = "take that path out of the image"
         try:
             # An inventory's paths are free of links, and the runtime would follow one.
@@ -262,12 +291,15 @@ class Shim:
             remedy = "the driver was changed a moment ago; start the container again"
         else:
             is_folder = root.file_type(source.st_mode) == root.S_IFDIR
-            reason = outside.check_target(place, mount, is_folder, volumes)
-            if "in a mount from elsewhere" in reason:
-                remedy = "mount nothing of the host's on that folder, or only what the container needs of it"
+            reason = outside.check_target(volumes, mount["containerPath"], is_folder)
+            remedy = outside.remedy(reason) or remedy
+        return self._may(mount["containerPath"], reason, remedy)
+
+    def _may(self, path: str, reason: str, remedy: str) -> bool:
+        """Whether it is done: there is no reason against it. What the GPU works without is left out with a warning."""
         if not reason:
             return True
-        if mount["containerPath"] not in (self.plan.optional if self.plan else ()):
+        if path not in (self.plan.optional if self.plan else ()):
             raise NvhookError(reason, remedy)
         self.warnings.append(f"left out: {reason}")
         return False
@@ -290,9 +322,10 @@ class Shim:
     def _finish(self, place: outside.Outside, plan: Plan, judged: Judged) -> None:
         """Links and the loader's files from here, or by the hook, which also makes the mask."""
         arguments: list[str] = []
-        mounts = self._bundle.container.mounts
-        self._check_profile(place, plan, mounts)
-        hiding = outside.hidden(place, outside.places(plan), mounts)
+        volumes = self._volumes
+        assert volumes is not None, "no mounts were judged"
+        self._check_profile(place, plan, volumes)
+        hiding = outside.hidden(place, outside.places(plan), volumes) or volumes.unclear or "".join(volumes.met[:1])
         if hiding or place.is_read_only():
             why = f"config.json mounts something on {hiding}" if hiding else "the root is read-only on the host too"
             self.reasons.append(f"a hook makes links and the loader cache: {why}")
@@ -327,13 +360,13 @@ class Shim:
         self.reasons.append(f"{'a hook masks' if mask else 'no mask over'} /proc/driver/nvidia: {why}")
         return [*words, MASK] if mask else []
 
-    def _check_profile(self, place: outside.Outside, plan: Plan, mounts: list[Object]) -> None:
+    def _check_profile(self, place: outside.Outside, plan: Plan, volumes: Volumes) -> None:
         """Do without EGL's profile where it would be hidden: a list with too many GPUs is no reason for a hook."""
         if not plan.profile:
             return
         from hook import profile
 
-        hiding = outside.hidden(place, [root.split(profile.PATH)[0]], mounts)
+        hiding = outside.hidden(place, [root.split(profile.PATH)[0]], volumes)
         if hiding:
             self.warnings.append(f"left out: {profile.PATH}: config.json mounts something on {hiding}")
             plan.profile = []

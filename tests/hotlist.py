@@ -67,6 +67,7 @@ OURS = {
     "hook.runtime",
     "hook.runtimelog",
     "hook.shim",
+    "hook.volumes",
     "ldcache",
     "ldcache.cache",
     "ldcache.imageconf",
