@@ -73,7 +73,7 @@ def test_a_start_that_goes_well_says_nothing(prefix: Path, machine: SimulatedHos
     assert log.read_text() == ""
     assert make_bundle("true", env=visible("7"), prestart=nvhook(prefix, machine)).run().returncode != 0
     ((level, text),) = read(log)
-    assert level == "error" and "no GPU '7' on this host" in text and "; remedy: set NVIDIA_VISIBLE_DEVICES" in text
+    assert level == "error" and "no GPU '7' on this host" in text and "; remedy: ask for one of these" in text
 
 
 def test_a_log_that_can_not_be_written_stops_nothing(

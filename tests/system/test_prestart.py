@@ -172,7 +172,7 @@ def test_failures_are_one_line_and_a_remedy(prefix: Path, host: SimulatedHost, m
     done = bundle.run()
     assert done.returncode != 0
     assert "nvhook: error: no GPU '7' on this host; there are 0 (GPU-00000000-1111" in done.stderr
-    assert "remedy: set NVIDIA_VISIBLE_DEVICES" in done.stderr
+    assert "remedy: ask for one of these indexes or UUIDs" in done.stderr
     assert tree_of(bundle.root) == before
 
 

@@ -56,7 +56,7 @@ def test_the_decision_names_each_source(make_bundle: MakeBundle, machine: Simula
     assert made["decision"]["configuration"] == "/etc/nvhook/config.toml"
     assert (made["decision"]["privileged"], made["decision"]["legacy_image"]) == (False, False)
     found = [(source["source"], source["used"]) for source in made["decision"]["sources"]]
-    assert found == [("volume mount", True), ("environment", False), ("annotation", False)]
+    assert found == [("annotation", False), ("volume mount", True), ("environment", False)]
 
 
 def test_the_decision_for_no_gpu(make_bundle: MakeBundle, machine: SimulatedHost) -> None:
