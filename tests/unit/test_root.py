@@ -161,7 +161,7 @@ def test_the_walk_and_the_kernel_agree(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_walk_and_the_kernel_agree_on_many_more(tmp_path: Path) -> None:
-    for seed in range(1_000, 2_000):
+    for seed in range(1_000, 1_500):
         compare(seed, tmp_path / str(seed), 200)
 
 
