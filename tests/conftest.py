@@ -33,6 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     long = pytest.mark.skip(reason="long: runs with --all (./test all)")
     system = pytest.mark.skip(reason="needs root: namespaces, cgroups, device nodes")
     for item in items:
+        # Containers, mounts and engines belong to the whole machine: one process runs the tests that have them, in
+        # turn. Beside it a second one runs the rest, which mind nothing but their own folders.
+        alone = item.path.is_relative_to(TREE / "tests/system") or item.path.is_relative_to(TREE / "tests/device")
+        item.add_marker(pytest.mark.xdist_group("machine" if alone else "unit"))
         if item.get_closest_marker("long") and not config.getoption("--all"):
             item.add_marker(long)
         if os.geteuid() != 0 and item.path.is_relative_to(TREE / "tests/system"):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import subprocess
@@ -27,8 +28,13 @@ def debian(cache: Path, release: str, engines: bool = False) -> Path:
     """The root of that release, with container engines if they are wanted. Raises RuntimeError where it can't be
     made."""
     folder = cache / (f"debian-{release}-engines" if engines else f"debian-{release}")
-    if folder.exists():
-        return folder
+    # Two processes run tests: the second to want a root waits for the first to have made it.
+    with open(folder.with_suffix(".lock"), "w", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return folder if folder.exists() else _debootstrap(folder, release, engines)
+
+
+def _debootstrap(folder: Path, release: str, engines: bool) -> Path:
     debootstrap = find_program("debootstrap")
     if debootstrap is None:
         raise RuntimeError("needs debootstrap, which is not installed")
